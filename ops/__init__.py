@@ -1,0 +1,1 @@
+"""ops: ground floor. One table of metrics, traces, replay, dashboards. Knows nobody."""
