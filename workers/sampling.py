@@ -22,6 +22,9 @@ from forebay.workers.job import Job, Sampling, TokenChoice
 HEAD = 1024
 """How many of the likeliest tokens are sorted first. Only a draw beyond their mass sorts the whole vocabulary."""
 
+COLDEST = 1e-5
+"""Smaller temperatures than this, but for 0, are taken as this one."""
+
 _U64 = (1 << 64) - 1
 
 Row = npt.NDArray[np.float32]
@@ -112,7 +115,7 @@ def _seen(job: Job, vocab: int) -> npt.NDArray[np.bool_]:
 def _draw(scores: Wide, sampling: Sampling, noise: float) -> int:
     top = scores.max()
     assert np.isfinite(top), "a row of logits has a largest finite value"
-    weights = np.exp((scores - top) / sampling.temperature)
+    weights = np.exp((scores - top) / max(sampling.temperature, COLDEST))
     weights[weights < sampling.min_p] = 0.0  # the largest weight is 1
     for size in (min(HEAD, len(weights)), len(weights)):
         token = _inverse(weights, _likeliest(weights, size), sampling, noise)
