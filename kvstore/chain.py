@@ -1,0 +1,38 @@
+"""Block keys: a chain of hashes over the token ids, so that a key names its block and everything before it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """`keys[i]` names tokens [0, (i + 1) * block_tokens) of one prompt, under one model's fingerprint."""
+
+    fingerprint: str
+    keys: tuple[bytes, ...]
+
+
+def block_chain(ids: Sequence[int] | npt.NDArray[np.int32], block_tokens: int, fingerprint: str, salt: str) -> Chain:
+    """Keys of the full blocks of `ids`. Each is blake3 over the key before it and the block's ids (int32, little endian);
+    the first follows a seed made of the fingerprint and the tenant's salt, each with its length."""
+    n_blocks = len(ids) // block_tokens
+    tokens = np.ascontiguousarray(ids[: n_blocks * block_tokens], dtype="<i4").tobytes()
+    width = block_tokens * 4
+    key = _seed(fingerprint, salt)
+    keys = []
+    for start, end in pairwise(range(0, len(tokens) + width, width)):
+        key = blake3(key + tokens[start:end]).digest(KEY_BYTES)
+        keys.append(key)
+    return Chain(fingerprint=fingerprint, keys=tuple(keys))
+
+
+def _seed(fingerprint: str, salt: str) -> bytes:
+    parts = (fingerprint.encode(), salt.encode())
+    return blake3(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest(KEY_BYTES)
