@@ -43,10 +43,10 @@ def inter(bank: Tensor, ws: Tensor, eps: float) -> Partials:
     by_query = scores.permute(2, 1, 0)
     top = by_query.amax(-1)
     p = torch.exp(by_query - top[..., None])
-    acc = p[..., 0, None] * v[0]
+    weight, acc = p[..., 0], p[..., 0, None] * v[0]
     for n in range(1, blocks):
-        acc = acc + p[..., n, None] * v[n]
-    return Partials(top, p.sum(-1), acc)
+        weight, acc = weight + p[..., n], acc + p[..., n, None] * v[n]
+    return Partials(top, weight, acc)
 
 
 def merge(partial: Partials, p: Tensor, w: Tensor, eps: float) -> Tensor:

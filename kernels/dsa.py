@@ -58,10 +58,10 @@ def index_scores_decode(q: Tensor, w: Tensor, keys: Tensor, lengths: Tensor) -> 
     length = keys.shape[1]
     tiles = F.pad(keys.float(), (0, 0, 0, -length % KEY_TILE)).view(-1, KEY_TILE, dim)
     count = tiles.shape[0] // batch
-    queries = q.float().transpose(1, 2)[:, None].expand(-1, count, -1, -1).reshape(-1, dim, heads)
-    scaled = (w.float() * (heads * dim) ** -0.5)[:, None, :]
-    raw = torch.bmm(tiles, queries).relu_().view(batch, -1, heads)
-    total: Tensor = (raw * scaled).sum(-1)[:, :length]
+    queries = q.float()[:, None].expand(-1, count, -1, -1).reshape(-1, heads, dim)
+    scaled = (w.float() * (heads * dim) ** -0.5)[:, None, :, None]
+    raw = torch.bmm(queries, tiles.transpose(1, 2)).relu_().view(batch, count, heads, KEY_TILE)
+    total = (raw * scaled).sum(2).view(batch, -1)[:, :length]
     return total.masked_fill(torch.arange(length, device=q.device) >= lengths[:, None], float("-inf"))
 
 

@@ -21,7 +21,7 @@ def pad_rows(x: Tensor, multiple: int = ROWS) -> Tensor:
 
 def linear(x: Tensor, w: Tensor) -> Tensor:
     """x [..., in] times w [out, in] transposed: [..., out], in the dtype of x."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
     return F.linear(pad_rows(flat), w)[: flat.shape[0]].reshape(*x.shape[:-1], w.shape[0])
 
 

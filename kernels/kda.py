@@ -1,9 +1,9 @@
-"""Kimi Delta Attention: a gated delta rule with one decay per channel; a chunked form (prefill), a recurrent one (decode).
+"""Kimi Delta Attention, a gated delta rule with one decay per channel: chunked form for prefill, recurrent for decode.
 
 One step, for each head, with state S [K, V], alpha = exp(g), q and k L2-normalised and q scaled by K^-0.5:
     S <- diag(alpha) S;   u = beta (v - S^T k);   S <- S + k u^T;   o = S^T q
 
-The chunked form solves CHUNK steps at once. With G the running sum of g inside the chunk, D_ij = exp(G_i - G_j), j <= i:
+The chunked form solves CHUNK steps at once. With G the running sum of g inside a chunk, D_ij = exp(G_i - G_j), j <= i:
     A_ij = beta_i sum_d k_id k_jd D_ijd (j < i);   (I + A) U = beta (V - (K e^G) S)
     O = (Q e^G) S + P U,  P_ij = sum_d q_id k_jd D_ijd (j <= i);   S <- e^(G_last) S + sum_j (k_j D_last,j) u_j^T
 
