@@ -1,0 +1,206 @@
+"""K3's chat format: messages to segments. Structure is written with special tokens, everything else as plain text,
+so that no text of a user or a tool can forge structure.
+
+An assistant message is the generation prompt followed by what the model generates, so a conversation that goes on
+begins with the ids it had (thinking off, or with the reasoning sent back).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from forebay.router import grammar_k3
+from forebay.router.grammar_k3 import END_OF_MESSAGE, close_tag, open_tag, text
+from forebay.router.messages import Message, RenderError, ToolCall, read_messages, read_tools, tools_json
+from forebay.router.segment import Segment
+
+MARKERS = grammar_k3.MARKERS
+EFFORTS = ("low", "medium", "high", "max")
+
+# The wording of these system messages is part of the format: the model was trained on them.
+SPECS = "\n\n```json\n{}\n```"
+TOOLS_BODY = "# Tools\nHere are the available tools, described in JSONSchema." + SPECS
+MORE_TOOLS_BODY = (
+    "## New Tools Available\nThe system dynamically extends the toolset via lazy-loading.\n"
+    "You have access to all existing and extended tools.\nHere are the specs for the extended tools." + SPECS
+)
+EFFORT_BODY = (
+    "`thinking_effort` guides on how much to think in your thinking channel (not including the response channel), "
+    "supported values include `low`, `medium`, `high`, and `max`.\n"
+    "Now the system is invoked with `thinking_effort={}`."
+)
+TOOL_CHOICE_BODIES = {
+    "required": "The system is invoked with `tool_choice=required`.\nYou MUST call tools in the next message.",
+    "none": "The system is invoked with `tool_choice=none`.\nYou MUST NOT call any tools in the next message.",
+}
+
+
+def render(
+    messages: object,
+    tools: object = None,
+    tool_choice: object = "auto",
+    thinking: bool = False,
+    effort: str | None = None,
+    *,
+    generate: bool = True,
+) -> list[Segment]:
+    """Segments of a conversation, with the generation prompt unless `generate` is off.
+
+    messages, tools, tool_choice: decoded JSON of a chat completion request; `content` is a string or text parts.
+    thinking: opens the think channel, and keeps the reasoning of assistant messages. effort: how much to think, one
+    of EFFORTS; None is the released default, `max`.
+    RenderError names the field that cannot be rendered.
+    """
+    conversation = order_results(read_messages(messages))
+    declared = read_tools(tools)
+    segments = _system("tool-declare", TOOLS_BODY.format(tools_json(declared, "tools"))) if declared else []
+    if thinking:
+        segments += _system("thinking-effort", EFFORT_BODY.format(_effort(effort)))
+    result = 0
+    for message in conversation:
+        result = 0 if message.role == "assistant" else result + (message.role == "tool")
+        segments += _message(message, thinking, result)
+    segments += _tool_choice(tool_choice, declared)
+    if generate:
+        segments += open_tag("message", [("role", "assistant")]) + open_tag("think" if thinking else "response")
+    return segments
+
+
+def order_results(messages: Sequence[Message]) -> list[Message]:
+    """Tool results in the order of the calls that they answer, each with the name of its function.
+
+    A run of results in which one has no known call id stays as it is; names then come from the message or from the
+    place in the run.
+    """
+    ordered: list[Message] = []
+    calls: tuple[ToolCall, ...] = ()
+    run: list[Message] = []
+    for message in messages:
+        if message.role == "tool":
+            run.append(message)
+            continue
+        ordered += _order_run(run, calls)
+        run = []
+        calls = message.calls if message.role == "assistant" else calls
+        ordered.append(message)
+    return ordered + _order_run(run, calls)
+
+
+def _order_run(run: list[Message], calls: tuple[ToolCall, ...]) -> list[Message]:
+    places = [_place(message.call_id, calls) for message in run]
+    known = [place for place in places if place is not None]
+    if len(known) < len(run):
+        return [_named(message, message.name or _name_at(i, calls)) for i, message in enumerate(run)]
+    order = sorted(range(len(run)), key=lambda i: known[i])
+    return [_named(run[i], calls[known[i]].name) for i in order]
+
+
+def _place(call_id: str | None, calls: tuple[ToolCall, ...]) -> int | None:
+    """The call with this id, or of the alias `name:index` (index from 0)."""
+    if call_id is None:
+        return None
+    for i, call in enumerate(calls):
+        if call.id == call_id:
+            return i
+    return next((i for i, call in enumerate(calls) if call_id == f"{call.name}:{i}"), None)
+
+
+def _name_at(i: int, calls: tuple[ToolCall, ...]) -> str | None:
+    return calls[i].name if i < len(calls) else None
+
+
+def _named(message: Message, name: str | None) -> Message:
+    if name is None:
+        raise RenderError(f"{message.field}.tool_call_id", "answers no tool call of the assistant message before it")
+    return replace(message, name=name)
+
+
+def _message(message: Message, thinking: bool, result: int) -> list[Segment]:
+    """`result`: which result since the last assistant message this is, from 1; only tool messages say it."""
+    if message.role == "system" and message.tools:
+        return _system("tool-declare", MORE_TOOLS_BODY.format(tools_json(message.tools, f"{message.field}.tools")))
+    body = _assistant(message, thinking) if message.role == "assistant" else _texts(message)
+    return [*open_tag("message", _attributes(message, result)), *body, *close_tag("message"), END_OF_MESSAGE]
+
+
+def _attributes(message: Message, result: int) -> list[tuple[str, str]]:
+    if message.role == "tool":
+        assert message.name is not None
+        return [("role", "tool"), ("tool", message.name), ("index", str(result))]
+    return [("role", message.role), *([("name", message.name)] if message.name else [])]
+
+
+def _texts(message: Message) -> list[Segment]:
+    return [segment for part in message.parts for segment in text(part)]
+
+
+def _assistant(message: Message, thinking: bool) -> list[Segment]:
+    segments: list[Segment] = []
+    if thinking:  # the channel is always there in thinking mode, even empty
+        reasoning = message.reasoning if message.reasoning.strip() else ""
+        segments += [*open_tag("think"), *text(reasoning), *close_tag("think")]
+    segments += [*open_tag("response"), *_texts(message), *close_tag("response")]
+    if message.calls:
+        calls = (segment for i, call in enumerate(message.calls, 1) for segment in _call(call, i))
+        segments += [*open_tag("tools"), *calls, *close_tag("tools")]
+    return segments
+
+
+def _call(call: ToolCall, index: int) -> list[Segment]:
+    return [*open_tag("call", [("tool", call.name), ("index", str(index))]), *_arguments(call), *close_tag("call")]
+
+
+def _arguments(call: ToolCall) -> list[Segment]:
+    if isinstance(call.arguments, str):
+        return [*open_tag("json", [("type", "object")]), *text(call.arguments), *close_tag("json")]
+    segments: list[Segment] = []
+    for key, value in call.arguments.items():
+        segments += [
+            *open_tag("argument", [("key", key), ("type", json_type(value))]),
+            *text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)),
+            *close_tag("argument"),
+        ]
+    return segments
+
+
+def json_type(value: object) -> str:
+    """JSON Schema's name of a JSON value's type."""
+    match value:
+        case str():
+            return "string"
+        case bool():
+            return "boolean"
+        case None:
+            return "null"
+        case int() | float():
+            return "number"
+        case dict():
+            return "object"
+        case _:
+            return "array"
+
+
+def _system(kind: str, body: str) -> list[Segment]:
+    return [
+        *open_tag("message", [("role", "system"), ("type", kind)]),
+        *text(body),
+        *close_tag("message"),
+        END_OF_MESSAGE,
+    ]
+
+
+def _effort(effort: str | None) -> str:
+    if effort is not None and effort not in EFFORTS:
+        raise RenderError("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
+    return effort or EFFORTS[-1]
+
+
+def _tool_choice(choice: object, tools: Sequence[Any] | None) -> list[Segment]:
+    if choice is None or choice == "auto":
+        return []
+    if not isinstance(choice, str) or choice not in TOOL_CHOICE_BODIES:
+        raise RenderError("tool_choice", 'must be "auto", "required" or "none"; a named tool is not served')
+    if choice == "required" and not tools:
+        raise RenderError("tool_choice", '"required" needs tools')
+    return _system("tool-choice", TOOL_CHOICE_BODIES[choice])
