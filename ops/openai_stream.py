@@ -1,12 +1,11 @@
 """One streamed OpenAI request as a client sees it: when text came, what usage said, how it ended."""
 
-import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
 
 Api = Literal["chat", "completions"]
 PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -28,6 +27,37 @@ class Reply:
     output_tokens: int | None = None
     cluster: str | None = None
     error: str | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _Details | None = None
+
+
+class _Frame(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+_decode = msgspec.json.Decoder(_Frame).decode
 
 
 def body(api: Api, model: str, prompt: str, max_tokens: int, seed: int) -> dict[str, Any]:
@@ -53,14 +83,14 @@ async def ask(
                 reply.error = await _read(response.content, reply, clock)
             else:
                 reply.error = f"http_{response.status}"
-    except (TimeoutError, asyncio.TimeoutError):
+    except TimeoutError:
         reply.error = "timeout"
     except aiohttp.ClientPayloadError:
         reply.error = "truncated"
     except (aiohttp.ClientError, OSError):
         reply.error = "connection"
-    except ValueError:
-        reply.error = "not_sse"
+    except (msgspec.DecodeError, ValueError):  # ValueError: a line longer than the reader's buffer
+        reply.error = "bad_frame"
     reply.end_s = clock()
     return reply
 
@@ -73,23 +103,20 @@ async def _read(content: aiohttp.StreamReader, reply: Reply, clock: Callable[[],
         data = line[5:].strip()
         if data == b"[DONE]":
             return None
-        frame = json.loads(data)
-        if "error" in frame:
+        frame = _decode(data)
+        if frame.error is not None:
             return "error_frame"
-        if any(map(_has_text, frame.get("choices", []))):
+        if any(map(_has_text, frame.choices)):
             reply.text_at_s.append(clock())
-        if frame.get("usage"):
-            _take_usage(frame["usage"], reply)
+        if frame.usage is not None:
+            reply.prompt_tokens = frame.usage.prompt_tokens
+            reply.output_tokens = frame.usage.completion_tokens
+            details = frame.usage.prompt_tokens_details
+            reply.cached_tokens = (details.cached_tokens if details else None) or 0
     return "truncated"
 
 
-def _has_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta") or choice
-    fields = ("text", "content", "reasoning_content", "reasoning", "tool_calls")
-    return bool(choice.get("finish_reason")) or any(delta.get(name) for name in fields)
-
-
-def _take_usage(usage: dict[str, Any], reply: Reply) -> None:
-    reply.prompt_tokens = usage.get("prompt_tokens")
-    reply.output_tokens = usage.get("completion_tokens")
-    reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+def _has_text(choice: _Choice) -> bool:
+    delta = choice.delta
+    brought = (choice.finish_reason, choice.text, delta.content, delta.reasoning_content, delta.tool_calls)
+    return any(brought)

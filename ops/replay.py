@@ -6,7 +6,6 @@ Prompts are the recorded ones; live answers are measured and thrown away.
 """
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -83,8 +82,8 @@ def _fits(request: Request, options: Options) -> bool:
     return tokens + frame <= options.context_tokens
 
 
-async def replay(requests: Sequence[Request], options: Options, show: Callable[[str], None] | None = None) -> Replayed:
-    """Sends every turn and returns when all are over. `show` is given a line of progress now and then."""
+async def replay(requests: Sequence[Request], options: Options, show: Callable[[str], None]) -> Replayed:
+    """Sends every turn and returns when all are over. `show` is given a line of progress every second."""
     plan, skipped = cut(requests, options)
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     async with aiohttp.ClientSession(
@@ -95,12 +94,11 @@ async def replay(requests: Sequence[Request], options: Options, show: Callable[[
     ) as http:
         model = options.model or await served_model(http, options.url)
         run = _Run(http, model, options, plan)
-        watch = asyncio.create_task(run.watch(show)) if show else None
+        watch = asyncio.create_task(run.watch(show))
         try:
             answers = await run.all()
         finally:
-            if watch:
-                watch.cancel()
+            watch.cancel()
     return Replayed(answers=tuple(answers), skipped=skipped, duration_s=run.now(), options=options)
 
 
@@ -123,6 +121,7 @@ class _Run:
         self._start_s = self._clock()
         self._origin_ms = plan[0].request.timestamp_ms if plan else 0.0
         self._over = [asyncio.Event() for _ in plan]
+        self._end_s = [0.0 for _ in plan]
         self._gate = asyncio.Semaphore(options.max_concurrency)
         self._sent = self._ended = self._failed = 0
 
@@ -137,14 +136,14 @@ class _Run:
     async def _one(self, turn: Turn) -> Answer:
         due_s = (turn.request.timestamp_ms - self._origin_ms) / 1000 / self._options.speed
         await asyncio.sleep(due_s - self.now())
+        ready_s = due_s
         if turn.parent is not None:
             await self._over[turn.parent].wait()
-        ready_s = self.now()
-        try:
-            async with self._gate:
-                reply = await self._send(turn)
-        finally:
-            self._over[turn.index].set()
+            ready_s = max(due_s, self._end_s[turn.parent])
+        async with self._gate:
+            reply = await self._send(turn)
+        self._end_s[turn.index] = reply.end_s
+        self._over[turn.index].set()
         return Answer(turn=turn, due_s=due_s, ready_s=ready_s, reply=reply)
 
     async def _send(self, turn: Turn) -> Reply:
@@ -165,9 +164,3 @@ class _Run:
             show(
                 f"{self.now():6.0f} s  {self._ended}/{len(self._plan)} over, {flying} in flight, {self._failed} failed"
             )
-
-
-def to_stderr(line: str) -> None:
-    """Progress on one line of a terminal, and silence elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r{line}", end="", file=sys.stderr, flush=True)
