@@ -32,7 +32,7 @@ class Reply:
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    tool_calls: list[object] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -54,7 +54,7 @@ class _Usage(msgspec.Struct):
 class _Frame(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
 
 
 _decode = msgspec.json.Decoder(_Frame).decode
