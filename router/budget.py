@@ -142,7 +142,7 @@ class Ledger:
         if not entry.settled:
             lane.reserved_tokens -= ticket.tokens
 
-    def view(self) -> list[LaneView]:
+    def view(self, now: float) -> list[LaneView]:
         return [
             LaneView(
                 class_name=name,
@@ -151,7 +151,7 @@ class Ledger:
                 reserved_bytes=lane.held_bytes,
                 queued=len(lane.queue),
             )
-            for name, lane in self._lanes.items()
+            for name, lane in self._advance(now).items()
         ]
 
     def check(self) -> None:
@@ -192,8 +192,11 @@ class Ledger:
         return max(0, lane.held_bytes - lane.config.resident_bytes)
 
     def _fits(self, lane: Lane, nbytes: int) -> bool:
+        return lane.held_bytes + nbytes <= self._bytes_limit(lane)
+
+    def _bytes_limit(self, lane: Lane) -> int:
         others = sum(self._shared_used(each) for each in self._lanes.values() if each is not lane)
-        return lane.held_bytes + nbytes <= lane.config.resident_bytes + self._shared_bytes - others
+        return lane.config.resident_bytes + self._shared_bytes - others
 
     def _wait_s(self, lane: Lane, waiter: Waiter, now: float) -> float:
         """Until the waiter's turn, by the class's own rate alone: the spare can only make it shorter."""
@@ -204,7 +207,7 @@ class Ledger:
     def _bytes_wait_s(self, lane: Lane, waiter: Waiter, now: float) -> float:
         """Until enough bytes are free, if running requests hold theirs as long as others of the class did."""
         wanted = lane.held_bytes + waiter.bytes + sum(each.bytes for each in lane.queue)
-        missing = wanted - lane.config.resident_bytes - self._shared_bytes
+        missing = wanted - self._bytes_limit(lane)
         wait_s = 0.0
         for ends_at, nbytes in self._releases(lane):
             if missing <= 0:

@@ -1,9 +1,6 @@
 """The router's configuration: one frozen value; every default that a user can meet stands here."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-ChatFormat = Literal["k3", "k2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +26,6 @@ class ModelConfig:
     name: str
     aliases: tuple[str, ...] = ()
     folder: str
-    chat_format: ChatFormat = "k3"
     context_tokens: int
     block_tokens: int
     token_bytes: int
