@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from forebay.ops import replay_cli
-from forebay.ops.prompt_text import Sizes
 from forebay.ops.openai_stream import Reply
+from forebay.ops.prompt_text import Sizes
 from forebay.ops.replay import Answer, EndpointError, Options, Replayed, cut, replay
 from forebay.ops.replay_report import percentile, rows, schedule_kept
 from forebay.ops.trace import BLOCK_TOKENS, Request, infinite_cache
