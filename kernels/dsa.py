@@ -12,6 +12,7 @@ from torch import Tensor
 from forebay.kernels import exact, mla
 
 KEY_TILE = 64
+GROUP = 8
 FP8_MAX = 448.0
 
 
@@ -43,10 +44,9 @@ def index_scores(q: Tensor, w: Tensor, keys: Tensor, start: int) -> Tensor:
     total = torch.zeros(tokens, tiles.shape[1], device=q.device)
     for head in range(heads):
         total += (queries[head] @ tiles)[:tokens].relu_().mul_(scaled[:, head, None])
-    position = torch.arange(length, device=q.device)
-    return total[:, :length].masked_fill(
-        position > start + torch.arange(tokens, device=q.device)[:, None], float("-inf")
-    )
+    unseen = torch.ones(tokens, length - start, dtype=torch.bool, device=q.device).triu_(1)
+    total[:, start:length].masked_fill_(unseen, float("-inf"))
+    return total[:, :length]
 
 
 def index_scores_decode(q: Tensor, w: Tensor, keys: Tensor, lengths: Tensor) -> Tensor:
@@ -61,8 +61,9 @@ def index_scores_decode(q: Tensor, w: Tensor, keys: Tensor, lengths: Tensor) -> 
     queries = q.float()[:, None].expand(-1, count, -1, -1).reshape(-1, heads, dim)
     scaled = (w.float() * (heads * dim) ** -0.5)[:, None, :, None]
     raw = torch.bmm(queries, tiles.transpose(1, 2)).relu_().view(batch, count, heads, KEY_TILE)
-    total = (raw * scaled).sum(2).view(batch, -1)[:, :length]
-    return total.masked_fill(torch.arange(length, device=q.device) >= lengths[:, None], float("-inf"))
+    total: Tensor = (raw * scaled).sum(2).view(batch, -1)[:, :length]
+    beyond = torch.arange(length, device=q.device) >= lengths[:, None]
+    return total.masked_fill(beyond, float("-inf"))
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
@@ -75,12 +76,27 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     if length <= k:
         chosen = torch.arange(length, device=scores.device).expand(scores.shape[0], -1)
         return _ascending(chosen, scores > float("-inf"), k)
-    values, chosen = scores.topk(k, dim=1, sorted=False)
-    cut = values.amin(1, keepdim=True)
-    tied = ((scores >= cut).sum(1) > k) & (cut[:, 0] > float("-inf"))
+    values, chosen = _largest(scores, k + 1)
+    cut = values[:, k - 1 : k]
+    tied = (values[:, k] == cut[:, 0]) & (cut[:, 0] > float("-inf"))
+    chosen = chosen[:, :k]
     if tied.any():
         chosen[tied] = _top_k_of_tied(scores[tied], cut[tied], k)
-    return _ascending(chosen, scores.gather(1, chosen) > float("-inf"), k)
+    return _ascending(chosen, values[:, :k] > float("-inf"), k)
+
+
+def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest values and their positions. The groups with the k largest maxima hold all of them: choose there."""
+    tokens, length = scores.shape
+    if length < 4 * GROUP * k:
+        values, position = scores.topk(k, dim=1)
+        return values, position
+    groups = -(-length // GROUP)
+    padded = F.pad(scores, (0, groups * GROUP - length), value=float("-inf"))
+    best = padded.view(tokens, GROUP, groups).amax(1).topk(k, dim=1, sorted=False).indices
+    position = (best[:, None] + groups * torch.arange(GROUP, device=scores.device)[:, None]).flatten(1)
+    values, place = padded.gather(1, position).topk(k, dim=1)
+    return values, position.gather(1, place).clamp_(max=length - 1)
 
 
 def _top_k_of_tied(scores: Tensor, cut: Tensor, k: int) -> Tensor:

@@ -38,14 +38,33 @@ def _chunked(x: Tensor, chunks: int) -> Tensor:
     return filled.view(chunks, CHUNK, *x.shape[1:]).transpose(1, 2).contiguous()
 
 
-def _pair_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """P [N,H,C,C] of q with k, the same of k with k, and k decayed to the chunk's end [N,H,C,K]; total = running sum
-    of g.
+def _half_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_d x_id k_jd exp(G_i - G_j)_d of x = q and x = k for j <= i, all [..., C, K] -> [..., C, C]; junk above."""
+    decayed = (total[..., :, None, :] - total[..., None, :, :]).clamp_(max=0.0).exp_() * k[..., None, :, :]
+    return (decayed * q[..., :, None, :]).sum(-1), (decayed * k[..., :, None, :]).sum(-1)
+
+
+def _pair_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower-triangular P [N, H, C, C] of q with k (diagonal included) and of k with k; total = the running sum of g.
+
+    Pair by pair only inside each half of the chunk; between the halves the decay splits, at the first half's end, into
+    two factors that are both at most 1.
     """
-    decay = (total[..., :, None, :] - total[..., None, :, :]).clamp_(max=0.0).exp_()
-    decayed = decay * k[..., None, :, :]
-    both = torch.matmul(decayed, torch.stack((q, k), dim=-1))
-    return both[..., 0], both[..., 1], decayed[..., -1, :, :]
+    half = CHUNK // 2
+    q2, k2, total2 = (x.view(*x.shape[:2], 2, half, -1) for x in (q, k, total))
+    qk, kk = _half_products(q2, k2, total2)
+    middle = total[:, :, half - 1 : half]
+    late = (total[:, :, half:] - middle).exp()
+    early = k[:, :, :half] * (middle - total[:, :, :half]).exp()
+    across = torch.matmul(torch.cat((q[:, :, half:] * late, k[:, :, half:] * late), dim=2), early.transpose(2, 3))
+    return _assemble(qk, across[:, :, :half]), _assemble(kk, across[:, :, half:])
+
+
+def _assemble(inside: Tensor, across: Tensor) -> Tensor:
+    """The two diagonal blocks [N, H, 2, C/2, C/2] and the block below them [N, H, C/2, C/2] as [N, H, C, C]."""
+    upper = F.pad(inside[:, :, 0].tril(), (0, across.shape[-1]))
+    lower = torch.cat((across, inside[:, :, 1].tril()), dim=-1)
+    return torch.cat((upper, lower), dim=2)
 
 
 def chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,12 +81,13 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     bc = _chunked(beta[..., None], chunks)
     total = _chunked(g, chunks).cumsum(-2)
     grown = total.exp()
-    qk, kk, k_end = _pair_products(qc, kc, total)
+    qk, kk = _pair_products(qc, kc, total)
     rhs = bc * torch.cat((vc, kc * grown), dim=-1)
     solved = torch.linalg.solve_triangular((bc * kk).tril(-1), rhs, upper=False, unitriangular=True)
     u_free, w = solved.split((v.shape[-1], key_dim), dim=-1)
     reads = torch.cat((qc * grown, w), dim=-2)
-    end_decay, k_end_t = grown[..., -1, :, None], k_end.transpose(-1, -2)
+    end_decay = grown[..., -1, :, None]
+    k_end_t = (kc * (total[..., -1:, :] - total).exp()).transpose(-1, -2)
     from_state, updates = [], []
     for n in range(chunks):
         read = torch.bmm(reads[n], state)
@@ -75,7 +95,7 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
         state = torch.baddbmm(state * end_decay[n], k_end_t[n], u)
         from_state.append(read[:, :CHUNK])
         updates.append(u)
-    o = torch.stack(from_state) + torch.matmul(qk.tril(), torch.stack(updates))
+    o = torch.stack(from_state) + torch.matmul(qk, torch.stack(updates))
     return o.transpose(1, 2).reshape(chunks * CHUNK, heads, -1)[:tokens].to(v.dtype), state
 
 

@@ -25,7 +25,7 @@ class Dense:
 
     def of(self, experts: Tensor) -> Tensor:
         """The weights [n, out, in] of n experts, fp32 or bf16."""
-        return self.weight[experts]
+        return self.weight.index_select(0, experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Packed:
 
     def of(self, experts: Tensor) -> Tensor:
         """The weights [n, out, in] of n experts, fp32."""
-        return mxfp4.unpack(self.packed[experts], self.scale[experts])
+        return mxfp4.unpack(self.packed.index_select(0, experts), self.scale.index_select(0, experts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ def experts(z: Tensor, chosen: Tensor, weights: Tensor, w: Experts, shape: Model
     place = torch.arange(len(order), device=z.device) - first.repeat_interleave(counts)
     place = place + slab * torch.arange(len(used), device=z.device).repeat_interleave(counts)
     rows = z.new_zeros(len(used) * slab, z.shape[1])
-    rows[place] = z[order // k]
+    rows.index_copy_(0, place, z.index_select(0, order // k))
     out = _slabs(rows.view(len(used), slab, -1), used, w, shape).view(len(used) * slab, -1)
     per_choice = torch.empty(tokens * k, out.shape[1], dtype=torch.float32, device=z.device)
-    per_choice[order] = out[place].float()
+    per_choice.index_copy_(0, order, out.index_select(0, place).float())
     weighted = per_choice.view(tokens, k, -1) * weights[..., None]
     total = weighted[:, 0]
     for slot in range(1, k):
