@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-KEY_BYTES = 16
+KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,10 @@ class Chain:
 
 
 def block_chain(ids: Sequence[int] | npt.NDArray[np.int32], block_tokens: int, fingerprint: str, salt: str) -> Chain:
-    """Keys of the full blocks of `ids`. Each is blake3 over the key before it and the block's ids (int32, little endian);
-    the first follows a seed made of the fingerprint and the tenant's salt, each with its length."""
+    """Keys of the full blocks of `ids`, 32 bytes each: blake3 over the key before and the block's ids as int32.
+
+    The first follows a seed made of the model's fingerprint and the tenant's salt, each with its length.
+    """
     n_blocks = len(ids) // block_tokens
     tokens = np.ascontiguousarray(ids[: n_blocks * block_tokens], dtype="<i4").tobytes()
     width = block_tokens * 4

@@ -7,7 +7,7 @@ All pages have one size. A page holds `page_tokens` rows of one layer of a paged
     state page     | one KDA layer's state (recurrent matrices, then convolution tail) | padding |
 
 `page_tokens` of the latent group is the smallest multiple of the block whose bytes hold one layer's state (and one
-block of index keys), so the state page carries the padding; index keys are smaller, so an index page covers more tokens.
+block of index keys), so the state page carries the padding. Index keys are smaller: their pages cover more tokens.
 """
 
 from collections.abc import Sequence
@@ -55,9 +55,14 @@ class Layout:
         return sum(len(group.layers) for group in self.states)
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of one layer's state."""
+        return self.states[0].state_bytes if self.states else 0
+
+    @property
     def padding(self) -> float:
         """The share of a state page that holds nothing (0 where the model has no states)."""
-        return 1 - self.states[0].state_bytes / self.page_bytes if self.states else 0.0
+        return 1 - self.state_bytes / self.page_bytes if self.states else 0.0
 
     @property
     def signature(self) -> str:

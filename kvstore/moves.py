@@ -4,6 +4,7 @@ Moves are ordered: those that save pages to a lower tier stand before those that
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -26,3 +27,18 @@ class Move:
     target: Tier
     target_pages: Pages
     n_bytes: int
+
+
+def joined(moves: list[Move]) -> list[Move]:
+    """The same moves, in the same order, with neighbours of one kind made one. Their pages must be disjoint."""
+    return [
+        Move(
+            source=source,
+            source_pages=np.concatenate([move.source_pages for move in run]),
+            target=target,
+            target_pages=np.concatenate([move.target_pages for move in run]),
+            n_bytes=n_bytes,
+        )
+        for (source, target, n_bytes), group in groupby(moves, key=lambda m: (m.source, m.target, m.n_bytes))
+        if (run := list(group))
+    ]

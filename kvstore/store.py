@@ -1,119 +1,130 @@
-"""The store's contract (bodies follow in the next commits).
+"""The store of one worker: which prefixes can be reused, and who holds which pages. Accounting only.
 
-    chain = store.chain(ids, salt)                              # kvstore/chain.py: Chain(fingerprint, keys)
-    hit = store.lookup(chain, n_prompt)                         # pure; renews nothing
-    lease = store.open(holder, chain, n_prompt=.., capacity_tokens=..)   # Lease | Refusal
-    with lease: pool executes lease.moves; lease.ready(); ...; lease.commit(upto); lease.checkpoint(at)
+    hit = store.lookup(chain, n_prompt)                            a probe: changes nothing
+    lease = store.open(holder, chain, n_prompt=.., capacity_tokens=..)
+    lease.moves carried out, lease.ready()                         now the hit's rows and state are in the lease's pages
+    lease.commit(upto), lease.checkpoint(at) ..., lease.close()    rows computed meanwhile stay behind, cached
 
-Workers mostly use `kvstore.memory.Memory`, which carries out the moves:
-
-    memory = Memory(store, device_pool, host_pool)   # or make_memory(layout, config, fingerprint, device)
-    memory.open(holder, chain, n_prompt=.., capacity_tokens=..) -> Lease | Refusal    # bytes in place, ready
-    memory.commit(lease, upto_tokens) -> None        # blocks below upto_tokens have their bytes: matchable
-    memory.checkpoint(lease, at_tokens) -> Refusal | None    # copies the running state, which stands at at_tokens
-    memory.grow(lease, capacity_tokens) -> Refusal | None    # lease.pages is replaced: read it again
+`memory.py` does the same with the bytes moved along. One thread at a time.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
 
-from forebay.kvstore.chain import Chain
-from forebay.kvstore.moves import Move, Pages, Tier
+import numpy as np
+import numpy.typing as npt
 
-MissReason = Literal["never_stored", "evicted", "no_checkpoint", "sibling_missing", "corrupt", "other_model"]
+from forebay.kvstore.chain import Chain, block_chain
+from forebay.kvstore.config import StoreConfig
+from forebay.kvstore.index import Checkpoint, TierIndex, Unit
+from forebay.kvstore.layout import Layout
+from forebay.kvstore.lease import Holder, Lease, Refusal
+from forebay.kvstore.lookup import Found, Hit, MissReason
+from forebay.kvstore.moves import Pages, Tier
+from forebay.kvstore.tiers import Tiers
+from forebay.kvstore.totals import StoreStats, TierStats
 
-
-class Holder(Protocol):
-    """`workers.job.Holder` is one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def epoch(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """`tokens` can be restored (a multiple of the block, at most n_prompt - 1); `run_tokens` >= tokens have their rows.
-
-    `tier_tokens` splits `tokens` by the lowest tier that a token's rows come from. `miss`: why not longer, None if it
-    could not be.
-    """
-
-    tokens: int
-    run_tokens: int
-    miss: MissReason | None
-    tier_tokens: dict[Tier, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """`full`: try again when leases close. `too_large`: never. Nothing was changed."""
-
-    kind: Literal["full", "too_large"]
-    needed_pages: int
-    available_pages: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStats:
-    """Final fields follow: per tier free/leased/cached/total pages; looked-up and hit tokens; evictions; misses."""
-
-
-class Lease:
-    """Pages of one request. A context manager; `close()` is idempotent.
-
-    pages: dict group name -> int32 [layers in group, spans]; a state group has one span: the running state,
-           zeroed or restored to position hit_tokens by `moves`.
-    checkpoints: positions in (hit_tokens, n_prompt] at which the policy wants `checkpoint(at)` called.
-    """
-
-    hit: Hit
-    hit_tokens: int
-    pages: dict[str, Pages]
-    moves: list[Move]
-    checkpoints: tuple[int, ...]
-    capacity_tokens: int
-    closed: bool
-
-    def ready(self) -> None:
-        """`moves` were carried out, all of them, in order. They are forgotten, and what they wrote may match."""
-        raise NotImplementedError
-
-    def commit(self, upto_tokens: int) -> None:
-        """The rows of every token below are in the pages: whole blocks of the prompt become matchable. May add moves."""
-        raise NotImplementedError
-
-    def checkpoint(self, at_tokens: int) -> Refusal | None:
-        """Keep the running state, which stands at `at_tokens` (a block end): adds moves, matchable after `ready`."""
-        raise NotImplementedError
-
-    def grow(self, capacity_tokens: int) -> Refusal | None:
-        """Pages for more tokens. `pages` is replaced. May add moves."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
+__all__ = ["Hit", "Holder", "Lease", "MissReason", "Refusal", "Store", "StoreStats"]
 
 
 class Store:
-    def chain(self, ids: Sequence[int], salt: str = "") -> Chain:
-        raise NotImplementedError
+    def __init__(self, layout: Layout, config: StoreConfig, fingerprint: str) -> None:
+        """`fingerprint` names weights, dtype and layout: keys made under another one are never found."""
+        self.layout = layout
+        self.fingerprint = fingerprint
+        self._tiers = Tiers(layout, config, fingerprint)
+        self._leases: set[Lease] = set()
+
+    def chain(self, ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "") -> Chain:
+        """Block keys of a prompt. Different `salt`s (tenants) never share a block."""
+        return block_chain(ids, self.layout.block_tokens, self.fingerprint, salt)
 
     def lookup(self, chain: Chain, n_prompt: int) -> Hit:
-        raise NotImplementedError
+        """The hit that `open` would restore now. Nothing is pinned or renewed."""
+        return self._tiers.lookup.find(chain, n_prompt).hit
 
-    def open(self, holder: Holder, chain: Chain | None, *, n_prompt: int, capacity_tokens: int) -> Lease | Refusal:
-        """`chain` None: nothing is looked up, nothing can be committed (a decode worker)."""
-        raise NotImplementedError
+    def open(
+        self, holder: Holder, chain: Chain | None, *, n_prompt: int, capacity_tokens: int, reuse: bool = True
+    ) -> Lease | Refusal:
+        """Lease pages for `capacity_tokens` tokens and a running state, the longest hit in them after its moves.
+
+        `chain` None: nothing is looked up and nothing can be committed. `reuse` False: looks nothing up. Where the pool
+        cannot hold the pages and the pinned hit at once, the request starts cold rather than never.
+        """
+        assert 0 < n_prompt <= capacity_tokens
+        lookup = self._tiers.lookup
+        found = lookup.find(chain, n_prompt) if reuse else lookup.nothing("corrupt")
+        opened = self._start(holder, chain, found, n_prompt, capacity_tokens)
+        if isinstance(opened, Refusal) and found.hit.tokens:
+            opened = self._start(holder, chain, lookup.nothing("evicted"), n_prompt, capacity_tokens)
+        if isinstance(opened, Refusal):
+            self._tiers.totals.refusals[opened.kind] += 1
+        return opened
 
     def release_holder(self, holder: Holder) -> int:
         """Close every lease of that name whose epoch is not newer. Returns how many."""
-        raise NotImplementedError
+        owned = [
+            lease for lease in self._leases if lease.holder.name == holder.name and lease.holder.epoch <= holder.epoch
+        ]
+        for lease in owned:
+            lease.close()
+        return len(owned)
+
+    def drop_corrupt(self, tier: Tier, pages: Pages) -> None:
+        """The bytes of these pages are wrong: what lies in them never matches again, nor do its siblings."""
+        wrong = set(pages.tolist())
+        index = self._tiers.of(tier)
+        for unit in [unit for unit in index.units if unit.entered and not wrong.isdisjoint(unit.pages.tolist())]:
+            if isinstance(unit, Checkpoint):
+                self._tiers.drop_checkpoint(unit.key, "corrupt", "corrupt")
+            else:
+                self._tiers.drop(index, unit, "corrupt", "corrupt")
+
+    def drop_checkpoint(self, key: bytes) -> None:
+        """One KDA group's part of this checkpoint is gone somewhere: the others go with it, in every tier."""
+        self._tiers.drop_checkpoint(key, "sibling_missing", "sibling_missing")
 
     def check(self) -> None:
-        raise NotImplementedError
+        """Assert that pages add up and that every pin has its lease. For tests; reads everything."""
+        pins: Counter[tuple[TierIndex, Unit]] = Counter(pin for lease in self._leases for pin in lease.pins)
+        for tier in self._tiers.order:
+            tier.check()
+            for unit in tier.units:
+                assert unit.pins == pins.pop((tier, unit), 0), "as many pins as leases gave it"
+        assert not pins, "a lease pins only what exists"
 
     def stats(self) -> StoreStats:
-        raise NotImplementedError
+        totals = self._tiers.totals
+        return StoreStats(
+            tiers=tuple(_tier_stats(tier) for tier in self._tiers.order),
+            page_bytes=self.layout.page_bytes,
+            leases=len(self._leases),
+            looked_up_tokens=totals.looked_up_tokens,
+            hit_tokens=dict(totals.hit_tokens),
+            restored_bytes=dict(totals.restored_bytes),
+            evicted_pages=dict(totals.evicted_pages),
+            misses=dict(totals.misses),
+            refusals=dict(totals.refusals),
+        )
+
+    def _start(
+        self, holder: Holder, chain: Chain | None, found: Found, n_prompt: int, capacity_tokens: int
+    ) -> Lease | Refusal:
+        lease = Lease(self._tiers, holder, chain, found.hit, self._leases.discard)
+        refusal = lease.start(found, n_prompt=n_prompt, capacity_tokens=capacity_tokens)
+        if refusal is not None:
+            lease.close()
+            return refusal
+        self._leases.add(lease)
+        return lease
+
+
+def _tier_stats(tier: TierIndex) -> TierStats:
+    return TierStats(
+        tier=tier.tier,
+        total_pages=tier.pool.total,
+        free_pages=tier.pool.free,
+        leased_pages=tier.pool.leased,
+        cached_pages=tier.pool.cached,
+        checkpoints=len(tier.checkpoints),
+    )

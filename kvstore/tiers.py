@@ -1,0 +1,161 @@
+"""The tiers of one worker: device pages above host pages, and the eviction that makes room in them.
+
+Making room answers with values: the moves that save what is worth saving, and the saved units, which match only after
+the moves were carried out.
+"""
+
+from dataclasses import dataclass, field
+
+from forebay.kvstore.config import StoreConfig
+from forebay.kvstore.eviction import Valuation
+from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
+from forebay.kvstore.layout import Layout
+from forebay.kvstore.lookup import STATES, Lookup, Lost, MissReason
+from forebay.kvstore.moves import Move, Tier
+from forebay.kvstore.totals import EvictionCause, Totals
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Arrival:
+    """A pinned unit that matches once its bytes are there. `keys`: a span's run."""
+
+    tier: TierIndex
+    unit: Span | Checkpoint
+    keys: list[bytes]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Room:
+    """What making room asks for, in order."""
+
+    moves: list[Move] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+
+
+class Tiers:
+    def __init__(self, layout: Layout, config: StoreConfig, fingerprint: str) -> None:
+        self.layout = layout
+        self.config = config
+        self.device = TierIndex("device", layout, config.device_bytes // layout.page_bytes)
+        self.host = TierIndex("host", layout, config.host_bytes // layout.page_bytes)
+        self.order = (self.device, self.host)
+        self.lost = Lost(config.remembered_keys)
+        self.lookup = Lookup(layout, self.order, self.lost, fingerprint)
+        self.tick = 0
+        self.totals = Totals()
+        self._row_bytes = {group.name: group.row_bytes for group in layout.paged}
+
+    def of(self, tier: Tier) -> TierIndex:
+        return self.device if tier == "device" else self.host
+
+    def run_bytes(self, group: str, blocks: int) -> int:
+        """Bytes of so many blocks of one layer."""
+        return blocks * self.layout.block_tokens * self._row_bytes[group]
+
+    def make_room(self, n_pages: int, below: float = float("inf")) -> Room | None:
+        """Evict from the device, least worth first, until `n_pages` are free.
+
+        None, and nothing changed, where even all that nobody pins and that is worth less than `below` were too little.
+        """
+        missing = n_pages - self.device.pool.free
+        if missing <= 0:
+            return Room()
+        if missing > self.device.pool.cached:
+            return None
+        valuation = Valuation(self.layout, self.order, self.config.cost, self.tick)
+        victims = _least(valuation.ranked(self.device), missing, below)
+        return None if victims is None else self._demote(victims, valuation)
+
+    def save(self, unit: Span | Checkpoint, blocks: int, value: float) -> Room:
+        """Copy a device unit to the host, without evicting it, where the host has nothing better to hold."""
+        room = Room()
+        if self._on_host(unit) is None:
+            valuation = Valuation(self.layout, self.order, self.config.cost, self.tick)
+            self._save(unit, blocks, value, room, _HostVictims(self, valuation, set()))
+        return room
+
+    def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
+        """End a unit at once; remember the keys that are now nowhere."""
+        lost = [(unit.group, key) for key in unit.keys] if isinstance(unit, Span) else []
+        if isinstance(unit, Checkpoint):
+            lost = [(STATES, unit.key)]
+        self.totals.evicted_pages[tier.tier, cause] += len(unit.pages)
+        tier.forget(unit)
+        for group, key in lost:
+            found = self.lookup.checkpoint(key) if group == STATES else self.lookup.span(group, key)
+            if found is None:
+                self.lost.remember(group, key, why)
+
+    def drop_checkpoint(self, key: bytes, why: MissReason, cause: EvictionCause) -> None:
+        """All or none: a checkpoint that lost one group's part goes whole, in every tier."""
+        for tier in self.order:
+            if key in tier.checkpoints:
+                self.drop(tier, tier.checkpoints[key], why, cause)
+
+    def _demote(self, victims: list[tuple[float, Unit]], valuation: Valuation) -> Room:
+        relied = {copy for _, unit in victims if (copy := self._on_host(unit)) is not None}
+        host_victims = _HostVictims(self, valuation, relied)
+        room = Room()
+        for value, unit in victims:
+            assert isinstance(unit, Span | Checkpoint), "a running state is always pinned"
+            blocks = len(unit.keys) if isinstance(unit, Span) else 0
+            saved = self._on_host(unit) is not None or self._save(unit, blocks, value, room, host_victims)
+            self.drop(self.device, unit, "evicted", "saved" if saved else "dropped")
+        return room
+
+    def _on_host(self, unit: Unit) -> Unit | None:
+        if isinstance(unit, Checkpoint):
+            return self.host.checkpoints.get(unit.key)
+        assert isinstance(unit, Span)
+        return self.host.span(unit.group, unit.keys[-1])
+
+    def _save(self, unit: Span | Checkpoint, blocks: int, value: float, room: Room, victims: "_HostVictims") -> bool:
+        """Add the copy of a device unit to `room`. False where the host holds only what is worth as much."""
+        if value <= 0 or not victims.make_room(len(unit.pages), value):
+            return False
+        copy = self.host.add(self._copy_of(unit))
+        n_bytes = self.run_bytes(unit.group, blocks) if isinstance(unit, Span) else self.layout.state_bytes
+        room.moves.append(
+            Move(source="device", source_pages=unit.pages, target="host", target_pages=copy.pages, n_bytes=n_bytes)
+        )
+        keys = unit.keys[:blocks] if isinstance(unit, Span) else []
+        room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=keys))
+        return True
+
+    def _copy_of(self, unit: Span | Checkpoint) -> Span | Checkpoint:
+        pages = self.host.pool.take(len(unit.pages))
+        if isinstance(unit, Span):
+            return Span(pages=pages, tick=unit.tick, group=unit.group, first_block=unit.first_block, parent=unit.parent)
+        return Checkpoint(
+            pages=pages, tick=unit.tick, key=unit.key, tokens=unit.tokens, previous_tokens=unit.previous_tokens
+        )
+
+
+class _HostVictims:
+    """What the host would give up during one eviction, ranked once."""
+
+    def __init__(self, tiers: Tiers, valuation: Valuation, relied: set[Unit]) -> None:
+        self._tiers = tiers
+        self._ranked = [pair for pair in valuation.ranked(tiers.host) if pair[1] not in relied]
+
+    def make_room(self, n_pages: int, below: float) -> bool:
+        """Drop host units worth less than `below` until `n_pages` are free; all or nothing."""
+        host = self._tiers.host
+        victims = _least(self._ranked, n_pages - host.pool.free, below)
+        if victims is None:
+            return False
+        for _, unit in victims:
+            self._tiers.drop(host, unit, "evicted", "dropped")
+        del self._ranked[: len(victims)]
+        return True
+
+
+def _least(ranked: list[tuple[float, Unit]], n_pages: int, below: float) -> list[tuple[float, Unit]] | None:
+    """The first of `ranked` that hold `n_pages` together, all worth less than `below`; None where there are too few."""
+    chosen: list[tuple[float, Unit]] = []
+    for value, unit in ranked:
+        if n_pages <= 0 or value >= below:
+            break
+        chosen.append((value, unit))
+        n_pages -= len(unit.pages)
+    return chosen if n_pages <= 0 else None

@@ -1,0 +1,61 @@
+"""What a store counts, and what it tells."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from forebay.kvstore.lookup import Hit, MissReason
+from forebay.kvstore.moves import TIERS, Move, Tier
+
+EvictionCause = Literal["saved", "dropped", "corrupt", "sibling_missing"]
+"""saved: a lower tier has it. dropped: room was needed. corrupt, sibling_missing: it could not be restored any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """Running totals since the start. Only requests count, probes do not."""
+
+    looked_up_tokens: int = 0
+    hit_tokens: Counter[Tier] = field(default_factory=Counter)
+    restored_bytes: Counter[Tier] = field(default_factory=Counter)
+    evicted_pages: Counter[tuple[Tier, EvictionCause]] = field(default_factory=Counter)
+    misses: Counter[MissReason] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def count(self, n_prompt: int, hit: Hit, moves: Sequence[Move]) -> None:
+        """One request's look-up and restore, once its bytes are there."""
+        self.looked_up_tokens += n_prompt
+        self.hit_tokens.update(hit.tier_tokens)
+        if hit.miss is not None:
+            self.misses[hit.miss] += 1
+        for move in moves:
+            if move.source is not None and TIERS.index(move.source) > TIERS.index(move.target):
+                self.restored_bytes[move.source] += len(move.target_pages) * move.n_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """Pages of one tier: free + leased + cached == total. `checkpoints` can be resumed from."""
+
+    tier: Tier
+    total_pages: int
+    free_pages: int
+    leased_pages: int
+    cached_pages: int
+    checkpoints: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """Facts of one store. Tokens and misses count requests; `evicted_pages` by tier and cause; bytes by source tier."""
+
+    tiers: tuple[TierStats, ...]
+    page_bytes: int
+    leases: int
+    looked_up_tokens: int
+    hit_tokens: dict[Tier, int]
+    restored_bytes: dict[Tier, int]
+    evicted_pages: dict[tuple[Tier, EvictionCause], int]
+    misses: dict[MissReason, int]
+    refusals: dict[str, int]
