@@ -5,15 +5,14 @@ An assistant message is the generation prompt followed by what the model generat
 begins with the ids it had (thinking off, or with the reasoning sent back).
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from forebay.router import grammar_k3
 from forebay.router.grammar_k3 import END_OF_MESSAGE, close_tag, open_tag, text
-from forebay.router.messages import Message, RenderError, ToolCall, read_messages, read_tools, tools_json
+from forebay.router.messages import Message, RenderError, ToolCall, read_messages, read_tools, tools_json, write_json
 from forebay.router.segment import Segment
+from forebay.router.tool_results import order_results
 
 MARKERS = grammar_k3.MARKERS
 EFFORTS = ("low", "medium", "high", "max")
@@ -67,55 +66,6 @@ def render(
     return segments
 
 
-def order_results(messages: Sequence[Message]) -> list[Message]:
-    """Tool results in the order of the calls that they answer, each with the name of its function.
-
-    A run of results in which one has no known call id stays as it is; names then come from the message or from the
-    place in the run.
-    """
-    ordered: list[Message] = []
-    calls: tuple[ToolCall, ...] = ()
-    run: list[Message] = []
-    for message in messages:
-        if message.role == "tool":
-            run.append(message)
-            continue
-        ordered += _order_run(run, calls)
-        run = []
-        calls = message.calls if message.role == "assistant" else calls
-        ordered.append(message)
-    return ordered + _order_run(run, calls)
-
-
-def _order_run(run: list[Message], calls: tuple[ToolCall, ...]) -> list[Message]:
-    places = [_place(message.call_id, calls) for message in run]
-    known = [place for place in places if place is not None]
-    if len(known) < len(run):
-        return [_named(message, message.name or _name_at(i, calls)) for i, message in enumerate(run)]
-    order = sorted(range(len(run)), key=lambda i: known[i])
-    return [_named(run[i], calls[known[i]].name) for i in order]
-
-
-def _place(call_id: str | None, calls: tuple[ToolCall, ...]) -> int | None:
-    """The call with this id, or of the alias `name:index` (index from 0)."""
-    if call_id is None:
-        return None
-    for i, call in enumerate(calls):
-        if call.id == call_id:
-            return i
-    return next((i for i, call in enumerate(calls) if call_id == f"{call.name}:{i}"), None)
-
-
-def _name_at(i: int, calls: tuple[ToolCall, ...]) -> str | None:
-    return calls[i].name if i < len(calls) else None
-
-
-def _named(message: Message, name: str | None) -> Message:
-    if name is None:
-        raise RenderError(f"{message.field}.tool_call_id", "answers no tool call of the assistant message before it")
-    return replace(message, name=name)
-
-
 def _message(message: Message, thinking: bool, result: int) -> list[Segment]:
     """`result`: which result since the last assistant message this is, from 1; only tool messages say it."""
     if message.role == "system" and message.tools:
@@ -142,23 +92,24 @@ def _assistant(message: Message, thinking: bool) -> list[Segment]:
         segments += [*open_tag("think"), *text(reasoning), *close_tag("think")]
     segments += [*open_tag("response"), *_texts(message), *close_tag("response")]
     if message.calls:
-        calls = (segment for i, call in enumerate(message.calls, 1) for segment in _call(call, i))
+        calls = (segment for i, call in enumerate(message.calls) for segment in _call(call, i, message.field))
         segments += [*open_tag("tools"), *calls, *close_tag("tools")]
     return segments
 
 
-def _call(call: ToolCall, index: int) -> list[Segment]:
-    return [*open_tag("call", [("tool", call.name), ("index", str(index))]), *_arguments(call), *close_tag("call")]
+def _call(call: ToolCall, i: int, field: str) -> list[Segment]:
+    attributes = [("tool", call.name), ("index", str(i + 1))]
+    return [*open_tag("call", attributes), *_arguments(call, f"{field}.tool_calls[{i}].function"), *close_tag("call")]
 
 
-def _arguments(call: ToolCall) -> list[Segment]:
+def _arguments(call: ToolCall, field: str) -> list[Segment]:
     if isinstance(call.arguments, str):
         return [*open_tag("json", [("type", "object")]), *text(call.arguments), *close_tag("json")]
     segments: list[Segment] = []
     for key, value in call.arguments.items():
         segments += [
             *open_tag("argument", [("key", key), ("type", json_type(value))]),
-            *text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)),
+            *text(value if isinstance(value, str) else write_json(value, f"{field}.arguments")),
             *close_tag("argument"),
         ]
     return segments
