@@ -23,8 +23,9 @@ def rope_half_split(x: Tensor, positions: Tensor, rope_dim: int, theta: float) -
     if rope_dim == 0:
         return x
     half = rope_dim // 2
-    frequency = theta ** (-torch.arange(half, dtype=torch.float64, device=x.device) * 2 / rope_dim)
-    angle = (positions.double()[:, None] * frequency).view(-1, *(1,) * (x.dim() - 2), half)
+    # Frequencies and angles in fp32, as released code has them: at long contexts their rounding is part of the model.
+    frequency = 1.0 / theta ** (torch.arange(half, device=x.device).float() * 2 / rope_dim)
+    angle = (positions.float()[:, None] * frequency).view(-1, *(1,) * (x.dim() - 2), half).double()
     cos, sin = angle.cos().float(), angle.sin().float()
     low, high, rest = x.float().tensor_split((half, rope_dim), dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1).to(x.dtype)
