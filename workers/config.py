@@ -1,28 +1,29 @@
-"""What one worker is given: the model, its share of the machine, and the bounds of everything that waits."""
+"""What one worker is given: the model, its store, and the bounds of everything that waits."""
 
 from dataclasses import dataclass
+
+from forebay.kvstore.config import StoreConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """`model` is a folder or a built-in name. `chunk_tokens`, a multiple of the block, is the absolute grid of prefill."""
+    """`model` is a folder or a built-in name."""
 
     model: str = "demo-random"
     block_tokens: int = 32
     threads: int = 1
-    """Threads of torch: the same number in all workers, since exact mode holds at one number."""
+    """Threads of torch in this process: the same number in all workers, since exact mode holds at one number."""
+
+    store: StoreConfig
+    """A decode worker needs neither the host tier nor the arena: it has no prefix cache and exports nothing."""
 
     chunk_tokens: int = 512
+    """The absolute grid of prefill: some whole blocks. Between two chunks another prompt may go first."""
+
     queue_jobs: int = 256
     slots: int = 16
     """Sequences that one decode worker runs or has promised to run."""
 
-    device_bytes: int = 256 << 20
-    host_bytes: int = 256 << 20
-    checkpoints: str = "prompt_end+junction"
-    """A policy's name: where prefill keeps states (kvstore.policy)."""
-
-    handoff_bytes: int = 256 << 20
     handoff_timeout_s: float = 60.0
     """How long a finished prefill waits to be fetched."""
 
@@ -34,4 +35,4 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         assert self.chunk_tokens % self.block_tokens == 0, "the grid of prefill lies on block ends"
-        assert min(self.threads, self.queue_jobs, self.slots) >= 1
+        assert min(self.threads, self.queue_jobs, self.slots, self.chunk_tokens) >= 1

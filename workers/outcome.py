@@ -1,0 +1,51 @@
+"""What the workers answer with: values, never exceptions. The caller matches on their type."""
+
+from dataclasses import dataclass
+
+from forebay.kvstore.handoff import Handoff
+from forebay.kvstore.store import StoreStats
+from forebay.workers.job import FinishReason, TokenChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """A prompt is computed and waits in the arena: valid until `release_handoff`, its holder's end, or its time-out.
+
+    `first` is None where forced tokens follow the prompt. `miss` says why the hit was not longer.
+    """
+
+    job_id: str
+    handoff: Handoff
+    first: TokenChoice | None
+    cached_tokens: int
+    computed_tokens: int
+    miss: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emitted:
+    """New tokens of one job, in order; with `finish` set the last ones. A stop id is emitted like any other token."""
+
+    job_id: str
+    tokens: tuple[TokenChoice, ...]
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """Facts for the metrics. `jobs` are live; `slots_used` counts reservations too (0 of 0 in a prefill worker)."""
+
+    jobs: int
+    queued_jobs: int
+    queued_tokens: int
+    slots: int
+    slots_used: int
+    handoffs: int
+    handoff_bytes: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+    preemptions: int
+    store: StoreStats

@@ -1,0 +1,257 @@
+"""The prefill loop: prompts come in, finished prompts wait in shared memory to be fetched by a decode worker.
+
+A plain class: it owns a pool of pages with its prefix cache, a bounded queue, and the handoffs until they are fetched.
+One `step` runs one chunk of one prompt. Not thread-safe; the caller keeps calls apart.
+
+    submit -> queued --admitted: hit pinned, pages leased--> chunks --end--> exported --release_handoff--> gone
+                 \\________________ cancel, deadline, holder's end ____________/
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from forebay.kvstore.arena import Arena
+from forebay.kvstore.chain import Chain
+from forebay.kvstore.handoff import Handoff, HandoffArea
+from forebay.kvstore.memory import make_memory
+from forebay.kvstore.store import Lease, Refusal
+from forebay.workers.config import WorkerConfig
+from forebay.workers.job import Failure, FailureKind, Holder, Job, TokenChoice
+from forebay.workers.job_check import fault
+from forebay.workers.outcome import Prefilled, WorkerStats
+from forebay.workers.sampling import Sampler
+from forebay.workers.schedule import PrefillCandidate, chunk_end, prefill_order
+from forebay.workers.sequence_model import SequenceModel, Watch
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Prompt:
+    """A live job. Rows and states of ids[:at] are in the lease's pages; `logits` are there when at == n_prompt."""
+
+    job: Job
+    holder: Holder
+    chain: Chain
+    arrival: int
+    submitted_s: float
+    lease: Lease | None = None
+    at: int = 0
+    logits: npt.NDArray[np.float32] | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        return self.submitted_s + self.job.timeout_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    handoff: Handoff
+    holder: Holder
+    until_s: float
+
+
+class PrefillWorker:
+    def __init__(self, model: SequenceModel, config: WorkerConfig, arena: Arena, watch: Watch | None = None) -> None:
+        """`arena` is this worker's own: it exports into it, decode workers read it."""
+        torch.set_num_threads(config.threads)
+        self._model, self._config, self._watch = model, config, watch
+        self.memory = make_memory(model.layout, config.store, model.fingerprint.hex(), model.device)
+        self._area = HandoffArea(arena, self.memory.pool, model.fingerprint.hex())
+        self._prompts: dict[str, Prompt] = {}
+        self._kept: dict[str, _Kept] = {}
+        self._arrivals = 0
+        self._totals = dict.fromkeys(("steps", "prompt", "cached", "computed"), 0)
+
+    @property
+    def busy(self) -> bool:
+        """Is there a job for `step` to work on? Handoffs that wait to be fetched are none."""
+        return bool(self._prompts)
+
+    def submit(self, job: Job, holder: Holder, now: float) -> Failure | None:
+        """Queue `job`, or say at once why not. It is then live until a `step` returns its outcome, or it is let go."""
+        message = fault(job, self._model.shape.vocab, self._model.shape.context_tokens)
+        if message is None and (job.id in self._prompts or job.id in self._kept):
+            message = f"id: job {job.id} is here already"
+        if message is not None:
+            return Failure(job_id=job.id, kind="invalid", message=message)
+        if len(self._prompts) >= self._config.queue_jobs:
+            return Failure(job_id=job.id, kind="overloaded", message=f"{len(self._prompts)} prompts wait already")
+        chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt)
+        self._arrivals += 1
+        self._prompts[job.id] = Prompt(job=job, holder=holder, chain=chain, arrival=self._arrivals, submitted_s=now)
+        return None
+
+    def step(self, now: float) -> list[Prefilled | Failure]:
+        """Let go what has timed out, run one chunk, export what is finished. [] while nothing ended."""
+        self._drop_late_handoffs(now)
+        ended: list[Prefilled | Failure] = list(self._past_deadline(now))
+        prompt, too_large = self._next(now)
+        ended += too_large
+        if prompt is not None:
+            self._run_chunk(prompt)
+        ended += self._export(now)
+        return ended
+
+    def cancel(self, job_id: str) -> None:
+        """Give back all of a job, at whatever stage it is; nothing if it is not here."""
+        self._drop(job_id)
+        self.release_handoff(job_id)
+
+    def release_handoff(self, job_id: str) -> None:
+        """The decode worker has its bytes (or will never come). Idempotent."""
+        if (kept := self._kept.pop(job_id, None)) is not None:
+            self._area.release(kept.handoff.id)
+
+    def release_holder(self, holder: Holder) -> None:
+        """Give back all that this holder, or an earlier epoch of it, has here."""
+        owned = {**{i: p.holder for i, p in self._prompts.items()}, **{i: k.holder for i, k in self._kept.items()}}
+        for job_id, owner in owned.items():
+            if owner.name == holder.name and owner.epoch <= holder.epoch:
+                self.cancel(job_id)
+
+    def close(self) -> None:
+        """Give everything back and end the store's files."""
+        for job_id in [*self._prompts, *self._kept]:
+            self.cancel(job_id)
+        self.memory.close()
+
+    def stats(self) -> WorkerStats:
+        return WorkerStats(
+            jobs=len(self._prompts),
+            queued_jobs=sum(prompt.lease is None for prompt in self._prompts.values()),
+            queued_tokens=sum(prompt.job.n_prompt - prompt.at for prompt in self._prompts.values()),
+            slots=0,
+            slots_used=0,
+            handoffs=len(self._kept),
+            handoff_bytes=sum(kept.handoff.n_bytes for kept in self._kept.values()),
+            steps=self._totals["steps"],
+            prompt_tokens=self._totals["prompt"],
+            cached_tokens=self._totals["cached"],
+            computed_tokens=self._totals["computed"],
+            generated_tokens=0,
+            preemptions=0,
+            store=self.memory.store.stats(),
+        )
+
+    def _next(self, now: float) -> tuple[Prompt | None, list[Failure]]:
+        """Whose chunk comes next, admitted; and the jobs that turned out never to fit.
+
+        Nobody is admitted past a prompt that waits for pages, so that small ones cannot keep a large one out.
+        """
+        too_large: list[Failure] = []
+        gate_open = True
+        for candidate in prefill_order(self._candidates(now), self._config.ageing_tokens_per_s):
+            prompt = self._prompts[candidate.job_id]
+            if prompt.lease is not None:
+                return prompt, too_large
+            refusal = self._admit(prompt) if gate_open else None
+            if prompt.lease is not None:
+                return prompt, too_large
+            if refusal is not None and refusal.kind == "too_large":
+                too_large.append(self._fail(prompt, "invalid", f"n_prompt: {_pages_message(refusal)}"))
+            else:
+                gate_open = False
+        return None, too_large
+
+    def _candidates(self, now: float) -> list[PrefillCandidate]:
+        return [
+            PrefillCandidate(
+                job_id=job_id,
+                priority=prompt.job.priority,
+                remaining_tokens=prompt.job.n_prompt - self._there(prompt),
+                waited_s=now - prompt.submitted_s,
+                arrival=prompt.arrival,
+            )
+            for job_id, prompt in self._prompts.items()
+            if prompt.logits is None
+        ]
+
+    def _there(self, prompt: Prompt) -> int:
+        """Tokens that need no computing: those computed, or those a hit would restore now."""
+        if prompt.lease is not None:
+            return prompt.at
+        return self.memory.store.lookup(prompt.chain, prompt.job.n_prompt).tokens
+
+    def _admit(self, prompt: Prompt) -> Refusal | None:
+        """Pin the hit, lease pages for the whole prompt, restore. All of it at once: admitted prompts can finish."""
+        n_prompt = prompt.job.n_prompt
+        opened = self.memory.open(prompt.holder, prompt.chain, n_prompt=n_prompt, capacity_tokens=n_prompt)
+        if isinstance(opened, Refusal):
+            return opened
+        prompt.lease, prompt.at = opened, opened.hit_tokens
+        return None
+
+    def _run_chunk(self, prompt: Prompt) -> None:
+        """Compute the next chunk, then make its blocks matchable, then keep the state if the policy wants it here."""
+        job, lease = prompt.job, prompt.lease
+        assert lease is not None
+        end = chunk_end(prompt.at, job.n_prompt, self._config.chunk_tokens, lease.checkpoints)
+        ids = torch.from_numpy(job.ids[prompt.at : end].astype(np.int64)).to(self._model.device)
+        logits = self._model.prefill(ids, prompt.at, lease.pages, self.memory.pool)
+        self._totals["steps"] += 1
+        self._totals["computed"] += end - prompt.at
+        prompt.at = end
+        self.memory.commit(lease, end)
+        if end in lease.checkpoints:
+            self.memory.checkpoint(lease, end)  # refused when no page is free: this end is not kept, the prompt goes on
+        if end == job.n_prompt:
+            prompt.logits = logits.cpu().numpy()
+
+    def _export(self, now: float) -> list[Prefilled | Failure]:
+        """Hand over finished prompts, oldest first, as the arena has room; the others keep their pages and wait."""
+        ended: list[Prefilled | Failure] = []
+        for prompt in [prompt for prompt in self._prompts.values() if prompt.logits is not None]:
+            assert prompt.lease is not None
+            handoff = self._area.export(prompt.lease, prompt.job.n_prompt)
+            if isinstance(handoff, Handoff):
+                ended.append(self._finish(prompt, handoff, now))
+            elif handoff.kind == "too_large":
+                ended.append(self._fail(prompt, "invalid", "n_prompt: its handoff exceeds the worker's arena"))
+        return ended
+
+    def _finish(self, prompt: Prompt, handoff: Handoff, now: float) -> Prefilled:
+        job, lease = prompt.job, prompt.lease
+        assert lease is not None
+        until_s = min(prompt.deadline_s, now + self._config.handoff_timeout_s)
+        self._kept[job.id] = _Kept(handoff=handoff, holder=prompt.holder, until_s=until_s)
+        self._totals["prompt"] += job.n_prompt
+        self._totals["cached"] += lease.hit_tokens
+        prefilled = Prefilled(
+            job_id=job.id,
+            handoff=handoff,
+            first=None if job.n_forced else self._choose(prompt),
+            cached_tokens=lease.hit_tokens,
+            computed_tokens=job.n_prompt - lease.hit_tokens,
+            miss=lease.hit.miss,
+        )
+        self._drop(job.id)
+        return prefilled
+
+    def _choose(self, prompt: Prompt) -> TokenChoice:
+        assert prompt.logits is not None
+        if self._watch is not None:
+            self._watch(prompt.job.id, prompt.job.n_prompt, prompt.logits)
+        return Sampler(prompt.job, self._model.shape.vocab).choose(prompt.logits)
+
+    def _past_deadline(self, now: float) -> list[Failure]:
+        late = [prompt for prompt in self._prompts.values() if now >= prompt.deadline_s]
+        return [self._fail(prompt, "deadline", f"not prefilled within {prompt.job.timeout_s} s") for prompt in late]
+
+    def _drop_late_handoffs(self, now: float) -> None:
+        for job_id in [job_id for job_id, kept in self._kept.items() if now >= kept.until_s]:
+            self.release_handoff(job_id)
+
+    def _fail(self, prompt: Prompt, kind: FailureKind, message: str) -> Failure:
+        self._drop(prompt.job.id)
+        return Failure(job_id=prompt.job.id, kind=kind, message=message)
+
+    def _drop(self, job_id: str) -> None:
+        prompt = self._prompts.pop(job_id, None)
+        if prompt is not None and prompt.lease is not None:
+            prompt.lease.close()
+
+
+def _pages_message(refusal: Refusal) -> str:
+    return f"it takes {refusal.needed_pages} pages, this worker has {refusal.available_pages}"
