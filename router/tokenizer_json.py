@@ -29,9 +29,8 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
 
 
 def _text_encoder(spec: dict[str, Any], ordinary: dict[str, int], path: Path) -> Any:
-    """An encoder that knows no special token: neither as an added token, nor as a whole word of the model, nor from a
-    template around the text."""
-    plain = {**spec, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    """An encoder that knows no special token, neither as an added token nor as a whole word of the model."""
+    plain = {**spec, "added_tokens": [], "truncation": None, "padding": None}
     plain["model"] = {**spec["model"], "vocab": ordinary}
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(plain))

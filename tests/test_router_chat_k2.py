@@ -165,6 +165,7 @@ ONE = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
         ("<|tool_call_begin|>nameless<|tool_call_argument_begin|>{}<|tool_call_end|>", ("nameless{}", [], 0)),
         ("<|tool_call_begin|>a<|tool_call_end|>b", ("ab", [], 0)),
         ("a<|tool_calls_section_begin|> b \n<|tool_calls_section_end|> c", ("a b c", [], 0)),
+        (f"<|tool_calls_section_begin|> {ONE}<|tool_call_end|>b", ("b", [("functions.f:0", "f", "{}")], 1)),
         ("a<|tool_call_argument_begin|>b<|tool_call_end|><|media_pad|>c", ("abc", [], 0)),
         ("<think>a</think>b<|im_end|>c", ("(a)b", [], 0)),
         ("", ("", [], 0)),

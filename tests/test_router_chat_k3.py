@@ -175,6 +175,12 @@ def test_results_of_unknown_calls_stay_and_take_their_name_from_themselves_or_th
     )
 
 
+def test_results_are_counted_from_the_assistant_message_before_them() -> None:
+    result = {"role": "tool", "tool_call_id": "y", "content": "1"}
+    text = markup(render([CALLS, result, CALLS, result], generate=False))
+    assert text.count(message('role="tool" tool="g" index="1"', "1")) == 2
+
+
 TEXT_PART = [{"type": "text", "text": "a"}]
 
 

@@ -89,7 +89,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(WORDS, inner, max_size=2),
     max_leaves=4,
 )
-NAMES = st.sampled_from(["f", 'g "&amp;" h', "名", "<|sep|>"])
+NAMES = st.sampled_from(["f", "&quot;", 'g "&amp;" h', "名", "<|sep|>"])
 CALLS = st.lists(st.tuples(NAMES, st.dictionaries(WORDS, VALUES, max_size=2)), max_size=2)
 
 
@@ -196,6 +196,7 @@ TOOLS = '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="f" index
         ("a<|close|>response<|sep|> \n<|open|>tools<|sep|>\n", Answer(content="a")),
         ("a<|close|>response<|sep|> b c \n<|open|>tools<|sep|>d ", Answer(content="a b cd")),
         ("a<|close|>message<|sep|> b", Answer(content="a b")),
+        ("a<|close|>response<|sep|><|open|>tools<|sep|> <|close|>tools<|sep|>b", Answer(content="ab")),
         # values that are not the JSON they say become strings
         (
             TOOLS + '<|open|>argument key="a" type="number"<|sep|>many<|close|>argument<|sep|>'

@@ -1,7 +1,7 @@
 """Stop strings against the brute force on the whole text, at every split."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.router.stop import StopStrings
@@ -31,6 +31,8 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
 
 
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", max_size=4), max_size=3))
+@example("aabaaabaaaa", ["aabaaaa"])  # a border of a border
+@example("abacabacabad", ["abacabad"])
 def test_equals_the_brute_force_at_every_split(text: str, stops: list[str]) -> None:
     expected = brute_force(text, stops)
     assert run([text], stops) == expected
