@@ -1,10 +1,13 @@
 """What the workers answer with: values, never exceptions. The caller matches on their type."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from forebay.kvstore.handoff import Handoff
 from forebay.kvstore.store import StoreStats
 from forebay.workers.job import FinishReason, TokenChoice
+
+if TYPE_CHECKING:  # an ingress reads these values and has no torch
+    from forebay.kvstore.handoff import Handoff
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +18,7 @@ class Prefilled:
     """
 
     job_id: str
-    handoff: Handoff
+    handoff: "Handoff"
     first: TokenChoice | None
     cached_tokens: int
     computed_tokens: int
