@@ -17,21 +17,14 @@ from forebay.router.tool_results import order_results
 MARKERS = grammar_k3.MARKERS
 EFFORTS = ("low", "medium", "high", "max")
 
-# The wording of these system messages is part of the format: the model was trained on them.
+# Where these system messages stand, their types and the JSON form of the tools are the format's; the sentences are ours.
 SPECS = "\n\n```json\n{}\n```"
-TOOLS_BODY = "# Tools\nHere are the available tools, described in JSONSchema." + SPECS
-MORE_TOOLS_BODY = (
-    "## New Tools Available\nThe system dynamically extends the toolset via lazy-loading.\n"
-    "You have access to all existing and extended tools.\nHere are the specs for the extended tools." + SPECS
-)
-EFFORT_BODY = (
-    "`thinking_effort` guides on how much to think in your thinking channel (not including the response channel), "
-    "supported values include `low`, `medium`, `high`, and `max`.\n"
-    "Now the system is invoked with `thinking_effort={}`."
-)
+TOOLS_BODY = "# Tools\nYou can call the tools below. Each is given as a JSON Schema." + SPECS
+MORE_TOOLS_BODY = "# Tools\nFrom here on you can also call the tools below, beside all that were given before." + SPECS
+EFFORT_BODY = "Think with effort `{}` (one of `low`, `medium`, `high`, `max`) before you respond."
 TOOL_CHOICE_BODIES = {
-    "required": "The system is invoked with `tool_choice=required`.\nYou MUST call tools in the next message.",
-    "none": "The system is invoked with `tool_choice=none`.\nYou MUST NOT call any tools in the next message.",
+    "required": "Call at least one tool in your next message.",
+    "none": "Do not call a tool in your next message.",
 }
 
 

@@ -62,8 +62,7 @@ def test_parts_of_a_tag_are_segments_of_their_own() -> None:
             {"role": "system", "tools": [tool("late")]},
             message(
                 'role="system" type="tool-declare"',
-                "## New Tools Available\nThe system dynamically extends the toolset via lazy-loading.\n"
-                "You have access to all existing and extended tools.\nHere are the specs for the extended tools.\n\n"
+                "# Tools\nFrom here on you can also call the tools below, beside all that were given before.\n\n"
                 '```json\n[{"function":{"name":"late"},"type":"function"}]\n```',
             ),
         ),
@@ -118,8 +117,8 @@ def test_thinking_keeps_the_channel_even_when_it_is_empty() -> None:
         )
     assert text.endswith('<|open|>message role="assistant"<|sep|><|open|>think<|sep|>')
     assert text.startswith('<|open|>message role="system" type="thinking-effort"<|sep|>')
-    assert "`thinking_effort=max`" in text
-    assert "`thinking_effort=low`" in markup(render(history, thinking=True, effort="low"))
+    assert "effort `max`" in text
+    assert "effort `low`" in markup(render(history, thinking=True, effort="low"))
     assert "thinking" not in markup(render(history))
 
 
@@ -134,7 +133,7 @@ def test_declared_tools_do_not_depend_on_the_order_of_keys() -> None:
     assert markup(render([USER], [one])).startswith(
         message(
             'role="system" type="tool-declare"',
-            f"# Tools\nHere are the available tools, described in JSONSchema.\n\n```json\n{body}\n```",
+            f"# Tools\nYou can call the tools below. Each is given as a JSON Schema.\n\n```json\n{body}\n```",
         )
     )
     assert render([USER], []) == render([USER], None) == render([USER])
@@ -144,7 +143,7 @@ def test_declared_tools_do_not_depend_on_the_order_of_keys() -> None:
 def test_tool_choice_is_said_last(choice: str) -> None:
     text = markup(render([USER], [tool("f")], choice))
     head, said = text.rsplit('type="tool-choice"<|sep|>', 1)
-    assert said.startswith(f"The system is invoked with `tool_choice={choice}`.\nYou MUST")
+    assert said.startswith({"required": "Call at least one tool", "none": "Do not call a tool"}[choice])
     assert said.endswith(f"<|close|>message<|sep|><|end_of_msg|>{PROMPT}")
     assert '<|open|>message role="user"<|sep|>' in head
 
