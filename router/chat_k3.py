@@ -17,7 +17,7 @@ from forebay.router.tool_results import order_results
 MARKERS = grammar_k3.MARKERS
 EFFORTS = ("low", "medium", "high", "max")
 
-# Where these system messages stand, their types and the JSON form of the tools are the format's; the sentences are ours.
+# The place and type of these system messages and the JSON form of the tools are the format's, the sentences ours.
 SPECS = "\n\n```json\n{}\n```"
 TOOLS_BODY = "# Tools\nYou can call the tools below. Each is given as a JSON Schema." + SPECS
 MORE_TOOLS_BODY = "# Tools\nFrom here on you can also call the tools below, beside all that were given before." + SPECS
