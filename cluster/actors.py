@@ -5,6 +5,7 @@ Serve's HTTP proxy is off, since behind it all clusters would share one process.
 """
 
 import asyncio
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from forebay.cluster.beat import Beat, Kind
 from forebay.cluster.ingress import Ingress
 from forebay.cluster.ingress_http import make_app
-from forebay.cluster.pin import PinRouter
 from forebay.cluster.serve_calls import ServeCalls, app_name
 from forebay.cluster.serve_workers import NAMESPACE, Make, ServeDecode, ServePrefill, ingress_name
 from forebay.workers.job import Holder
@@ -43,7 +43,7 @@ class Pool:
 class IngressActor:
     """A cluster's ingress with its web server, both in the actor's event loop."""
 
-    async def __init__(self, cluster: str, host: str, port: int) -> None:
+    async def __init__(self, cluster: str, host: str, port: int) -> None:  # type: ignore[misc]  # Ray awaits it
         self._ingress = Ingress(cluster, ServeCalls(cluster))
         config = uvicorn.Config(
             make_app(self._ingress), host=host, port=port, log_level="error", access_log=False, lifespan="off"
@@ -69,7 +69,7 @@ def start_ray(folder: Path, object_store_bytes: int) -> None:
         include_dashboard=False,
         object_store_memory=object_store_bytes,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         namespace=NAMESPACE,
         _node_ip_address="127.0.0.1",
         _temp_dir=str(folder),
@@ -79,7 +79,8 @@ def start_ray(folder: Path, object_store_bytes: int) -> None:
 
 def start_ingress(cluster: str, host: str, port: int) -> Any:
     """Comes back by itself, on the same port, when it dies."""
-    remote = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=MANY)(IngressActor)
+    ray_remote: Any = ray.remote
+    remote = ray_remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=MANY)(IngressActor)
     return remote.options(name=ingress_name(cluster), lifetime="detached", get_if_exists=False).remote(
         cluster, host, port
     )
@@ -121,7 +122,8 @@ def _application(pool: Pool) -> Any:
                 downscale_delay_s=60.0,
             )
         }
-    deployment = serve.deployment(
+    router: Any = "forebay.cluster.pin:PinRouter"  # Serve takes a path too, whatever its annotation says
+    deployment: Any = serve.deployment(
         {"prefill": ServePrefill, "decode": ServeDecode}[pool.kind],
         name=pool.kind,
         max_ongoing_requests=MANY,
@@ -130,7 +132,7 @@ def _application(pool: Pool) -> Any:
         graceful_shutdown_timeout_s=30.0,
         graceful_shutdown_wait_loop_s=0.2,
         ray_actor_options={"num_cpus": 0},
-        request_router_config=RequestRouterConfig(request_router_class=PinRouter),
+        request_router_config=RequestRouterConfig(request_router_class=router),
         **scaling,
     )
     return deployment.bind(pool.cluster, pool.make)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from forebay.cluster.beat import Kind
 from forebay.cluster.dispatch import Lost
-from forebay.cluster.messages import Misrouted, StepEvent
+from forebay.cluster.messages import Misrouted, StreamItem
 from forebay.workers.job import Failure, Holder, Job
 
 
@@ -38,7 +38,7 @@ class Calls(Protocol):
 
     def events(
         self, worker: str, holder: Holder, stream: str
-    ) -> AbstractAsyncContextManager[AsyncIterator[list[StepEvent | Misrouted]]]:
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamItem]]:
         """The only way to open a stream: leaving the `with` ends it in the worker, whatever happened. The iterator
         raises `StreamBroken` where the worker does not live on."""
         ...

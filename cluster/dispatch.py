@@ -21,6 +21,7 @@ from forebay.router.wire import Failed, FailedKind
 from forebay.workers.job import Failure, FailureKind, FinishReason
 
 TRIES = 3
+LostReason = Literal["died", "hangs", "silent", "unreachable", "misrouted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Lost:
     """
 
     worker: str
-    reason: Literal["died", "hangs", "silent", "unreachable", "misrouted"]
+    reason: LostReason
     detail: str = ""
 
 

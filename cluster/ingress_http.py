@@ -57,7 +57,7 @@ class JobAnswer:
         headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         while True:
-            lines = [frame]
+            lines: list[Frame] = [frame]
             while not self._frames.empty():
                 lines.append(self._frames.get_nowait())
             last = isinstance(lines[-1], Finished | Failed)

@@ -33,6 +33,8 @@ class JobRun:
         self._deadline = house.clock() + request.timeout_s
         self._generated: list[TokenChoice] = []
         self._started = False
+        self._adopted = False
+        """The present try has come as far as its decode worker."""
 
     async def run(self) -> None:
         tries = 0
@@ -42,7 +44,7 @@ class JobRun:
             if not isinstance(step, Again):
                 return self._emit(Finished(reason=step) if isinstance(step, str) else step)
             tries += step.counts
-            self._house.counts.retried(step.reason)
+            self._house.counts.retried("decode" if self._adopted else "prefill", step.reason)
             await asyncio.sleep(step.wait_s)
         raise AssertionError("count() does not end")
 
@@ -50,6 +52,7 @@ class JobRun:
         remaining_s = self._deadline - self._house.clock()
         if remaining_s <= 0:
             return Failure(job_id=job_id, kind="deadline", message=f"not done in {self._request.timeout_s:g} s")
+        self._adopted = False
         job = to_job(self._request, job_id, self._generated, remaining_s)
         attempt = Attempt(self._house, job, self._tell, patience_s=0.0 if first else PATIENCE_S)
         try:
@@ -64,7 +67,9 @@ class JobRun:
                 self._generated += tokens
                 if tokens:
                     self._emit(Tokens(tokens=[to_wire(token) for token in tokens]))
-            case Begun(cached_tokens=cached, computed_tokens=computed, miss=miss) if not self._started:
-                self._started = True
-                self._house.counts.looked_up(self._request.class_name, self._request.n_prompt, cached, miss)
-                self._emit(Started(cached_tokens=cached, computed_tokens=computed, miss=miss))
+            case Begun(cached_tokens=cached, computed_tokens=computed, miss=miss):
+                self._adopted = True
+                self._house.counts.looked_up(self._request.class_name, self._request.n_prompt, event)
+                if not self._started:
+                    self._started = True
+                    self._emit(Started(cached_tokens=cached, computed_tokens=computed, miss=miss))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from forebay.kvstore.moves import Tier
 from forebay.workers.job import Failure
 from forebay.workers.outcome import Emitted
 
@@ -22,6 +23,9 @@ class Begun:
     cached_tokens: int
     computed_tokens: int
     miss: str | None
+    tier_tokens: dict[Tier, int]
 
 
 StepEvent = Begun | Emitted | Failure
+StreamItem = list[StepEvent] | list[Misrouted]
+"""What one step brought for one ingress; `Misrouted` where the stream was for another worker."""

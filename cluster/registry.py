@@ -99,7 +99,7 @@ class Registry:
         if worker in self._entries:
             self._entries[worker].barred_until = now + MISROUTED_S
 
-    def bury(self, now: float) -> list[tuple[str, str]]:
+    def bury(self, now: float) -> list[tuple[str, Literal["silent", "hangs"]]]:
         """Removes the workers that are gone; returns each with the reason. Called a few times a second."""
         gone = [(name, reason) for name, entry in self._entries.items() if (reason := _gone(entry, now))]
         for name, _ in gone:
@@ -121,7 +121,7 @@ def _open(entry: Entry, now: float) -> bool:
     return now - entry.beat_at < SILENT_S and entry.barred_until <= now
 
 
-def _gone(entry: Entry, now: float) -> str | None:
+def _gone(entry: Entry, now: float) -> Literal["silent", "hangs"] | None:
     silent_s = now - entry.beat_at
     if silent_s >= GONE_S:
         return "silent"

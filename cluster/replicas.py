@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from forebay.cluster.beat import ANSWER_S, PERIOD_S, Beat, Heart, Kind
-from forebay.cluster.messages import Begun, Misrouted, StepEvent
+from forebay.cluster.messages import Begun, Misrouted, StreamItem
 from forebay.cluster.outbox import Outboxes
 from forebay.cluster.step_loop import StepLoop, Worker
 from forebay.workers.job import Failure, Holder, Job
@@ -182,11 +182,14 @@ class DecodeReplica(Replica):
             self._outboxes.leave(job.id)
             self._loop.post(lambda: self._worker.cancel(job.id))
 
-    async def events(self, holder: Holder, stream: str, to: str) -> AsyncGenerator[list[StepEvent | Misrouted]]:
+    async def events(self, holder: Holder, stream: str, to: str) -> AsyncGenerator[StreamItem]:
         """All events of the jobs that were started on `stream`, one item a step. Ends with its reader or its holder."""
-        if refused := self._refusal("", holder, to):
-            yield [refused]
-            return
+        match self._refusal("", holder, to):
+            case Misrouted() as misrouted:
+                yield [misrouted]
+                return
+            case Failure():
+                return
         async with aclosing(self._outboxes.read(holder, stream)) as items:
             async for events in items:
                 yield events
@@ -204,6 +207,7 @@ class DecodeReplica(Replica):
             cached_tokens=prefilled.cached_tokens,
             computed_tokens=prefilled.computed_tokens,
             miss=prefilled.miss,
+            tier_tokens=prefilled.tier_tokens,
         )
         self._loop.say([failure or begun])
 

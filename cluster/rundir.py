@@ -110,7 +110,8 @@ class RunDir:
 
 def read_endpoint(path: Path) -> dict[str, Any] | None:
     """What the running endpoint of this folder published."""
-    return _read(path / "endpoint.json")
+    endpoint: dict[str, Any] | None = _read(path / "endpoint.json")
+    return endpoint
 
 
 def _read(path: Path) -> Any:

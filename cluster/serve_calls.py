@@ -7,12 +7,11 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import ActorDiedError
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from forebay.cluster.beat import Kind
-from forebay.cluster.calls import StreamBroken
+from forebay.cluster.calls import PrefillPromise, StreamBroken
 from forebay.cluster.dispatch import Lost
-from forebay.cluster.messages import Misrouted, StepEvent
+from forebay.cluster.messages import Misrouted, StreamItem
 from forebay.workers.job import Failure, Holder, Job
 
 ANSWER_S = 5.0
@@ -24,12 +23,13 @@ def app_name(cluster: str, kind: Kind) -> str:
 
 
 class ServePromise:
-    def __init__(self, response: DeploymentResponse, worker: str) -> None:
+    def __init__(self, response: Any, worker: str) -> None:
         self.response = response
         self._worker = worker
 
     async def wait(self) -> Failure | Misrouted | Lost | None:
-        return await _answer(self.response, self._worker)
+        answer: Failure | Misrouted | Lost | None = await _answer(self.response, self._worker)
+        return answer
 
     def cancel(self) -> None:
         _cancel(self.response)
@@ -40,25 +40,25 @@ class ServeCalls:
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
-        self._methods: dict[tuple[Kind, str], DeploymentHandle] = {}
+        self._methods: dict[tuple[Kind, str], Any] = {}
 
     async def reserve(
         self, worker: str, job_id: str, holder: Holder, n_tokens: int
     ) -> Failure | Misrouted | Lost | None:
         response = self._method("decode", "reserve").remote(job_id, holder, n_tokens, to=worker)
-        return await _within(response, worker)
+        answer: Failure | Misrouted | Lost | None = await _within(response, worker)
+        return answer
 
     def prefill(self, worker: str, job: Job, holder: Holder) -> ServePromise:
         return ServePromise(self._method("prefill", "prefill").remote(job, holder, to=worker), worker)
 
-    def start(self, worker: str, job: Job, prefilled: ServePromise, holder: Holder, stream: str) -> ServePromise:
+    def start(self, worker: str, job: Job, prefilled: PrefillPromise, holder: Holder, stream: str) -> ServePromise:
+        assert isinstance(prefilled, ServePromise)
         response = self._method("decode", "start").remote(job, prefilled.response, holder, stream, to=worker)
         return ServePromise(response, worker)
 
     @asynccontextmanager
-    async def events(
-        self, worker: str, holder: Holder, stream: str
-    ) -> AsyncIterator[AsyncIterator[list[StepEvent | Misrouted]]]:
+    async def events(self, worker: str, holder: Holder, stream: str) -> AsyncIterator[AsyncIterator[StreamItem]]:
         # Only `cancel` ends a stream in the worker: dropping it, or cancelling its reader, leaves it running there.
         response = self._method("decode", "events", stream=True).remote(holder, stream, to=worker)
         try:
@@ -76,7 +76,7 @@ class ServeCalls:
         return self._methods[kind, name]
 
 
-async def _items(response: Any, worker: str) -> AsyncIterator[list[StepEvent | Misrouted]]:
+async def _items(response: Any, worker: str) -> AsyncIterator[StreamItem]:
     try:
         async for events in response:
             yield events
@@ -84,7 +84,7 @@ async def _items(response: Any, worker: str) -> AsyncIterator[list[StepEvent | M
         raise StreamBroken(_lost(error, worker)) from None
 
 
-async def _within(response: DeploymentResponse, worker: str) -> Any:
+async def _within(response: Any, worker: str) -> Any:
     """The answer, bounded in time."""
     try:
         async with asyncio.timeout(ANSWER_S):

@@ -9,8 +9,8 @@ import ray
 from ray import serve
 
 from forebay.cluster.beat import Beat
-from forebay.cluster.messages import Misrouted, StepEvent
-from forebay.workers.job import Failure, Holder, Job
+from forebay.cluster.messages import StreamItem
+from forebay.workers.job import Holder, Job
 
 NAMESPACE = "forebay"
 
@@ -25,7 +25,7 @@ def ingress_name(cluster: str) -> str:
 class ServeWorker:
     """Who the replica is, how it beats, and its health. The worker is built apart from the loop that answers Serve."""
 
-    async def __init__(self, cluster: str, make: Make) -> None:
+    async def __init__(self, cluster: str, make: Make) -> None:  # type: ignore[misc]  # Serve and Ray await it
         name = serve.get_replica_context().replica_id.unique_id
         node = ray.get_runtime_context().get_node_id()
         worker = await asyncio.to_thread(make, name)
@@ -58,15 +58,13 @@ class ServeDecode(ServeWorker):
 
         return DecodeReplica(*parts)
 
-    async def reserve(self, job_id: str, holder: Holder, n_tokens: int, *, to: str) -> Failure | Misrouted | None:
+    async def reserve(self, job_id: str, holder: Holder, n_tokens: int, *, to: str) -> Any:
         return await self.replica.reserve(job_id, holder, n_tokens, to)
 
-    async def start(
-        self, job: Job, prefilled: Any, holder: Holder, stream: str, *, to: str
-    ) -> Failure | Misrouted | None:
+    async def start(self, job: Job, prefilled: Any, holder: Holder, stream: str, *, to: str) -> Any:
         return await self.replica.start(job, prefilled, holder, stream, to)
 
-    async def events(self, holder: Holder, stream: str, *, to: str) -> AsyncGenerator[list[StepEvent | Misrouted]]:
+    async def events(self, holder: Holder, stream: str, *, to: str) -> AsyncGenerator[StreamItem]:
         async with aclosing(self.replica.events(holder, stream, to)) as items:
             async for events in items:
                 yield events

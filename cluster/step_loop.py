@@ -99,8 +99,7 @@ class StepLoop:
 
     def _answer(self, future: "asyncio.Future[T]", act: Callable[[], T]) -> None:
         assert self._loop is not None
-        result = act()
-        self._loop.call_soon_threadsafe(lambda: future.done() or future.set_result(result))
+        self._loop.call_soon_threadsafe(_resolve, future, act())
 
     def _run(self) -> None:
         try:
@@ -131,3 +130,8 @@ class StepLoop:
 
     def _beat(self, turns: int) -> None:
         self.pulse = Pulse(stats=self.worker.stats(), busy=self.worker.busy, turns=turns, turned_at=self._clock())
+
+
+def _resolve(future: "asyncio.Future[T]", result: T) -> None:
+    if not future.done():  # its caller may have gone
+        future.set_result(result)

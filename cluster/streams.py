@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from forebay.cluster.calls import Calls, StreamBroken
 from forebay.cluster.dispatch import Lost
-from forebay.cluster.messages import Misrouted, StepEvent
+from forebay.cluster.messages import Misrouted, StepEvent, StreamItem
 from forebay.workers.job import Holder
 
 
-class Inbox(asyncio.Queue["StepEvent | Failure | Misrouted | Lost"]):
+class Inbox(asyncio.Queue[StepEvent | Misrouted | Lost]):
     """What happens to one try of one job, in order."""
 
 
@@ -76,7 +76,7 @@ class Streams:
             inbox.put_nowait(lost)
 
 
-def _sort(events: list[StepEvent | Misrouted], inboxes: dict[str, Inbox]) -> None:
+def _sort(events: StreamItem, inboxes: dict[str, Inbox]) -> None:
     for event in events:
         if isinstance(event, Misrouted):
             raise StreamBroken(Lost(worker=event.wanted, reason="misrouted"))

@@ -1,8 +1,9 @@
 """What the workers answer with: values, never exceptions. The caller matches on their type."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forebay.kvstore.moves import Tier
 from forebay.kvstore.store import StoreStats
 from forebay.workers.job import FinishReason, TokenChoice
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:  # an ingress reads these values and has no torch
 class Prefilled:
     """A prompt is computed and waits in the arena: valid until `release_handoff`, its holder's end, or its time-out.
 
-    `first` is None where forced tokens follow the prompt. `miss` says why the hit was not longer.
+    `first` is None where forced tokens follow the prompt. `miss` says why the hit was not longer, `tier_tokens` where
+    the cached tokens lay.
     """
 
     job_id: str
@@ -23,6 +25,7 @@ class Prefilled:
     cached_tokens: int
     computed_tokens: int
     miss: str | None
+    tier_tokens: dict[Tier, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,6 +225,7 @@ class PrefillWorker:
             cached_tokens=lease.hit_tokens,
             computed_tokens=job.n_prompt - lease.hit_tokens,
             miss=lease.hit.miss,
+            tier_tokens=lease.hit.tier_tokens,
         )
         self._drop(job.id)
         return prefilled
