@@ -109,7 +109,7 @@ def _sequences(name: str, t: Tensors) -> list[_Sequence]:
     batch, tokens = t["q"].shape[:2]
     ends = t["cu_seqlens"].tolist() if "cu_seqlens" in t else [i * tokens for i in range(batch + 1)]
     return [
-        _Sequence(*(x[a:b] for x in (q, k, v, g, beta)), t["initial_state"][i], output[a:b], t["final_state"][i])
+        _Sequence(q[a:b], k[a:b], v[a:b], g[a:b], beta[a:b], t["initial_state"][i], output[a:b], t["final_state"][i])
         for i, (a, b) in enumerate(pairwise(ends))
     ]
 
