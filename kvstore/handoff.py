@@ -1,8 +1,8 @@
 """The handoff: what prefill gives decode. One transaction over all groups, through an arena that both sides can open.
 
 What travels is one layer's rows of all tokens, or one layer's state: a piece, contiguous, with its checksum. Page sizes
-may differ between the two sides; rows, states and the fingerprint may not. The exporter's bytes stay until it is told to
-release them, so an adopter that fails can be replaced by another.
+may differ between the two sides; rows, states and the fingerprint may not. The exporter's bytes stay until it is told
+to release them, so an adopter that fails can be replaced by another.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class HandoffError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaRefusal:
-    """No bytes, and nothing changed. `full`: try again when a handoff is released. `too_large`: never fits this arena."""
+    """No bytes, and nothing changed. `full`: try again when one is released. `too_large`: never fits this arena."""
 
     kind: Literal["full", "too_large"]
     needed_bytes: int
@@ -189,7 +189,7 @@ def _fetch(path: str, piece: Piece) -> Bytes:
 
 def _scatter(pool: DevicePool, part: _Part, data: Bytes) -> None:
     whole = part.n_bytes // part.page_bytes
-    pool.scatter(part.pages[:whole], data[: whole * part.page_bytes].reshape(whole, -1))
+    pool.scatter(part.pages[:whole], data[: whole * part.page_bytes].reshape(whole, part.page_bytes))
     if whole < len(part.pages):
         pool.scatter(part.pages[whole:], data[whole * part.page_bytes :].reshape(1, -1))
 

@@ -4,7 +4,7 @@ Making room answers with values: the moves that save what is worth saving, and t
 the moves were carried out.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
 
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.eviction import Valuation
@@ -12,24 +12,9 @@ from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES, Lookup, Lost, MissReason
 from forebay.kvstore.moves import Move, Tier
+from forebay.kvstore.pending import Arrival, Room
+from forebay.kvstore.policy import worth
 from forebay.kvstore.totals import EvictionCause, Totals
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Arrival:
-    """A pinned unit that matches once its bytes are there. `keys`: a span's run."""
-
-    tier: TierIndex
-    unit: Span | Checkpoint
-    keys: list[bytes]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Room:
-    """What making room asks for, in order."""
-
-    moves: list[Move] = field(default_factory=list)
-    arrivals: list[Arrival] = field(default_factory=list)
 
 
 class Tiers:
@@ -59,20 +44,39 @@ class Tiers:
         """
         missing = n_pages - self.device.pool.free
         if missing <= 0:
-            return Room()
+            return Room(moves=[], arrivals=[])
         if missing > self.device.pool.cached:
             return None
         valuation = Valuation(self.layout, self.order, self.config.cost, self.tick)
         victims = _least(valuation.ranked(self.device), missing, below)
         return None if victims is None else self._demote(victims, valuation)
 
-    def save(self, unit: Span | Checkpoint, blocks: int, value: float) -> Room:
-        """Copy a device unit to the host, without evicting it, where the host has nothing better to hold."""
-        room = Room()
+    def save(self, unit: Span | Checkpoint) -> Room:
+        """Copy a device unit, just written, to the host too, where the host has nothing better to hold."""
+        room = Room(moves=[], arrivals=[])
         if self._on_host(unit) is None:
             valuation = Valuation(self.layout, self.order, self.config.cost, self.tick)
-            self._save(unit, blocks, value, room, _HostVictims(self, valuation, set()))
+            self._save(
+                unit, self.fresh_worth(*self._extent(unit), len(unit.pages)), room, _HostVictims(self, valuation)
+            )
         return room
+
+    def use(self, pins: Iterable[tuple[TierIndex, Unit]]) -> None:
+        """A request starts: what it pins was used now."""
+        self.tick += 1
+        for _, unit in pins:
+            unit.tick = self.tick
+
+    def new_checkpoint(self, key: bytes, tokens: int, previous_tokens: int) -> Checkpoint:
+        """On free device pages, with one pin; it matches only once entered."""
+        pages = self.device.pool.take(self.layout.state_pages)
+        return self.device.add(
+            Checkpoint(pages=pages, tick=self.tick, key=key, tokens=tokens, previous_tokens=previous_tokens)
+        )
+
+    def fresh_worth(self, start: int, end: int, n_pages: int) -> float:
+        """Of pages used now that save the prefill of tokens [start, end)."""
+        return worth(self.config.cost.seconds(start, end), n_pages * self.layout.page_bytes, 0)
 
     def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
         """End a unit at once; remember the keys that are now nowhere."""
@@ -95,11 +99,10 @@ class Tiers:
     def _demote(self, victims: list[tuple[float, Unit]], valuation: Valuation) -> Room:
         relied = {copy for _, unit in victims if (copy := self._on_host(unit)) is not None}
         host_victims = _HostVictims(self, valuation, relied)
-        room = Room()
+        room = Room(moves=[], arrivals=[])
         for value, unit in victims:
             assert isinstance(unit, Span | Checkpoint), "a running state is always pinned"
-            blocks = len(unit.keys) if isinstance(unit, Span) else 0
-            saved = self._on_host(unit) is not None or self._save(unit, blocks, value, room, host_victims)
+            saved = self._on_host(unit) is not None or self._save(unit, value, room, host_victims)
             self.drop(self.device, unit, "evicted", "saved" if saved else "dropped")
         return room
 
@@ -109,18 +112,25 @@ class Tiers:
         assert isinstance(unit, Span)
         return self.host.span(unit.group, unit.keys[-1])
 
-    def _save(self, unit: Span | Checkpoint, blocks: int, value: float, room: Room, victims: "_HostVictims") -> bool:
+    def _save(self, unit: Span | Checkpoint, value: float, room: Room, victims: "_HostVictims") -> bool:
         """Add the copy of a device unit to `room`. False where the host holds only what is worth as much."""
         if value <= 0 or not victims.make_room(len(unit.pages), value):
             return False
         copy = self.host.add(self._copy_of(unit))
-        n_bytes = self.run_bytes(unit.group, blocks) if isinstance(unit, Span) else self.layout.state_bytes
+        n_bytes = self.run_bytes(unit.group, len(unit.keys)) if isinstance(unit, Span) else self.layout.state_bytes
         room.moves.append(
             Move(source="device", source_pages=unit.pages, target="host", target_pages=copy.pages, n_bytes=n_bytes)
         )
-        keys = unit.keys[:blocks] if isinstance(unit, Span) else []
+        keys = list(unit.keys) if isinstance(unit, Span) else []
         room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=keys))
         return True
+
+    def _extent(self, unit: Span | Checkpoint) -> tuple[int, int]:
+        """The tokens whose prefill it saves, from and to."""
+        if isinstance(unit, Checkpoint):
+            return unit.previous_tokens, unit.tokens
+        block = self.layout.block_tokens
+        return unit.first_block * block, (unit.first_block + len(unit.keys)) * block
 
     def _copy_of(self, unit: Span | Checkpoint) -> Span | Checkpoint:
         pages = self.host.pool.take(len(unit.pages))
@@ -134,7 +144,7 @@ class Tiers:
 class _HostVictims:
     """What the host would give up during one eviction, ranked once."""
 
-    def __init__(self, tiers: Tiers, valuation: Valuation, relied: set[Unit]) -> None:
+    def __init__(self, tiers: Tiers, valuation: Valuation, relied: Collection[Unit] = ()) -> None:
         self._tiers = tiers
         self._ranked = [pair for pair in valuation.ranked(tiers.host) if pair[1] not in relied]
 

@@ -1,0 +1,297 @@
+"""Random histories of the store, with real bytes, against twins that know only tokens.
+
+After every step: pages add up in every tier, every pin has its lease, and every live request still reads its own bytes.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from forebay.kvstore.config import StoreConfig
+from forebay.kvstore.memory import Memory, make_memory
+from forebay.kvstore.store import Lease, Refusal
+from tests.kvstore_twin import BLOCK, Owner, compute, tiny_layout, verify
+
+LAYOUT = tiny_layout()
+LEASES_MAX = 4
+
+
+@dataclass
+class Request:
+    ids: tuple[int, ...]
+    lease: Lease
+    at: int
+    settled: bool
+    n_prompt: int
+
+
+class Histories(RuleBasedStateMachine):
+    """`committed` and `kept` are the twin: every prefix whose rows, or whose state, was ever made matchable."""
+
+    device_pages = 10_000
+    host_pages = 0
+    write = "write_back"
+    loses = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run_dir = tempfile.mkdtemp()
+        self.memory: Memory
+        self.prompts: list[tuple[int, ...]] = [()]
+        self.requests: list[Request] = []
+        self.committed: set[tuple[int, ...]] = set()
+        self.kept: set[tuple[int, ...]] = set()
+
+    @initialize(policy=st.sampled_from(["prompt_end", "prompt_end+junction", "prompt_end+junction+interval:8"]))
+    def start(self, policy: str) -> None:
+        config = StoreConfig(
+            device_bytes=self.device_pages * LAYOUT.page_bytes,
+            host_bytes=self.host_pages * LAYOUT.page_bytes,
+            run_dir=self.run_dir,
+            checkpoints=policy,
+            write=self.write,  # type: ignore[arg-type]
+        )
+        self.memory = make_memory(LAYOUT, config, "twin")
+
+    def teardown(self) -> None:
+        for request in self.requests:
+            request.lease.close()
+        if hasattr(self, "memory"):
+            self.memory.store.check()
+            assert all(tier.leased_pages == 0 for tier in self.memory.store.stats().tiers)
+            self.memory.close()
+        shutil.rmtree(self.run_dir)
+
+    @precondition(lambda self: len(self.requests) < LEASES_MAX)
+    @rule(
+        which=st.integers(0, 1000),
+        cut=st.integers(0, 60),
+        tail=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+        extra=st.integers(0, 8),
+        holder=st.sampled_from([Owner("a"), Owner("b")]),
+        settled=st.booleans(),
+    )
+    def open(self, which: int, cut: int, tail: list[int], extra: int, holder: Owner, settled: bool) -> None:
+        """A prompt that shares a prefix with an earlier one. Not `settled`: its moves happen later, or never."""
+        ids = self.prompts[which % len(self.prompts)][:cut] + tuple(tail)
+        self.prompts.append(ids)
+        store = self.memory.store
+        chain = store.chain(ids)
+        expected = self.expected_hit(ids)
+        assert store.lookup(chain, len(ids)).tokens == expected
+        before = store.stats()
+        source = self.memory if settled else store
+        lease = source.open(holder, chain, n_prompt=len(ids), capacity_tokens=len(ids) + extra)
+        if isinstance(lease, Refusal):
+            assert lease.kind == "too_large" or lease.needed_pages > lease.available_pages
+            assert store.stats().tiers == before.tiers, "a refusal changes nothing"
+            return
+        assert lease.hit_tokens == expected or self.loses
+        assert lease.hit_tokens <= expected
+        assert lease.hit_tokens < len(ids)
+        self.requests.append(Request(ids, lease, lease.hit_tokens, settled, len(ids)))
+
+    @rule(which=st.integers(0, 1000), tail=st.lists(st.integers(0, 1), min_size=1, max_size=16), again=st.booleans())
+    def turn(self, which: int, tail: list[int], again: bool) -> None:
+        """One whole request that extends an earlier prompt, or sends it `again`."""
+        prompt = self.prompts[which % len(self.prompts)]
+        ids = prompt if prompt and again else prompt[:60] + tuple(tail)
+        self.prompts.append(ids)
+        store = self.memory.store
+        expected = self.expected_hit(ids)
+        lease = self.memory.open(Owner("c"), store.chain(ids), n_prompt=len(ids), capacity_tokens=len(ids))
+        if isinstance(lease, Refusal):
+            return
+        assert lease.hit_tokens == expected or (self.loses and lease.hit_tokens < expected)
+        with lease:
+            verify(self.memory, lease, ids, lease.hit_tokens)
+            at = lease.hit_tokens
+            for end in (*lease.checkpoints, len(ids)):
+                compute(self.memory, lease, ids, at, end)
+                self.memory.commit(lease, end)
+                self.committed.update(ids[:block] for block in range(BLOCK, end + 1, BLOCK))
+                if end in lease.checkpoints and self.memory.checkpoint(lease, end) is None:
+                    self.kept.add(ids[:end])
+                at = end
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 1000))
+    def settle(self, which: int) -> None:
+        request = self.requests[which % len(self.requests)]
+        if request.settled:
+            return
+        wrong = self.memory._carry_out(request.lease.moves)
+        if len(wrong):
+            self.memory.store.drop_corrupt("host", wrong)
+            self.finish(request)
+            return
+        request.lease.ready()
+        request.settled = True
+
+    @precondition(lambda self: any(request.settled for request in self.requests))
+    @rule(which=st.integers(0, 1000), chunk=st.integers(1, 5), keep=st.booleans())
+    def prefill(self, which: int, chunk: int, keep: bool) -> None:
+        """Compute up to a block end or the prompt's end; keep the state where the policy wants it, or anywhere."""
+        ready = [request for request in self.requests if request.settled]
+        request = ready[which % len(ready)]
+        if request.at >= request.n_prompt:
+            return
+        end = min(request.n_prompt, (request.at // BLOCK + chunk) * BLOCK)
+        end = min([at for at in request.lease.checkpoints if at > request.at] + [end])
+        compute(self.memory, request.lease, request.ids, request.at, end)
+        request.at = end
+        self.memory.commit(request.lease, end)
+        self.committed.update(request.ids[:at] for at in range(BLOCK, end + 1, BLOCK))
+        if end % BLOCK == 0 and (keep or end in request.lease.checkpoints):
+            refusal = self.memory.checkpoint(request.lease, end)
+            if refusal is None:
+                self.kept.add(request.ids[:end])
+            assert refusal is None or self.loses
+
+    @precondition(lambda self: any(request.settled for request in self.requests))
+    @rule(which=st.integers(0, 1000), more=st.integers(1, 30))
+    def decode(self, which: int, more: int) -> None:
+        """Tokens past the prompt: never committed, in pages that grow."""
+        ready = [request for request in self.requests if request.settled]
+        request = ready[which % len(ready)]
+        if request.at < request.n_prompt:
+            return
+        if self.memory.grow(request.lease, request.at + more) is not None:
+            return
+        request.ids += tuple(1 for _ in range(more))
+        compute(self.memory, request.lease, request.ids, request.at, len(request.ids))
+        request.at = len(request.ids)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 1000))
+    def close(self, which: int) -> None:
+        """Also before its moves were carried out."""
+        self.finish(self.requests[which % len(self.requests)])
+
+    @rule(holder=st.sampled_from([Owner("a"), Owner("b")]))
+    def holder_dies(self, holder: Owner) -> None:
+        mine = [request for request in self.requests if request.lease.holder == holder]
+        assert self.memory.store.release_holder(holder) == len(mine)
+        self.requests = [request for request in self.requests if request not in mine]
+
+    @rule(which=st.integers(0, 1000))
+    def probe(self, which: int) -> None:
+        """A look-up changes nothing."""
+        ids = self.prompts[which % len(self.prompts)]
+        before = self.memory.store.stats()
+        if ids:
+            assert self.memory.store.lookup(self.memory.store.chain(ids), len(ids)).tokens == self.expected_hit(ids)
+        assert self.memory.store.stats() == before
+
+    @invariant()
+    def adds_up(self) -> None:
+        if not hasattr(self, "memory"):
+            return
+        self.memory.store.check()
+        for request in self.requests:
+            if request.settled:
+                verify(self.memory, request.lease, request.ids, request.at)
+
+    def finish(self, request: Request) -> None:
+        request.lease.close()
+        request.lease.close()
+        self.requests.remove(request)
+
+    def expected_hit(self, ids: tuple[int, ...]) -> int:
+        """Brute force, from tokens: the longest kept boundary before the last token with all rows before it."""
+        for end in range((len(ids) - 1) // BLOCK * BLOCK, 0, -BLOCK):
+            blocks = [ids[:at] for at in range(BLOCK, end + 1, BLOCK)]
+            if self.restorable(ids[:end]) and all(self.matchable(block) for block in blocks):
+                return end
+        return 0
+
+    def matchable(self, prefix: tuple[int, ...]) -> bool:
+        return prefix in self.committed
+
+    def restorable(self, prefix: tuple[int, ...]) -> bool:
+        return prefix in self.kept
+
+
+class TightHistories(Histories):
+    """Pools so small that everything is evicted, saved, restored and refused; bytes in the host tier go bad.
+
+    What is matchable is read from the tiers, block by block, since evictions are the store's own choice. It must be a
+    part of what was ever committed.
+    """
+
+    device_pages = 40
+    host_pages = 60
+    loses = True
+
+    def matchable(self, prefix: tuple[int, ...]) -> bool:
+        key = self.memory.store.chain(prefix).keys[-1]
+        tiers = self.memory.store._tiers.order
+        found = all(any(key in tier.spans[group.name] for tier in tiers) for group in LAYOUT.paged)
+        assert not found or prefix in self.committed
+        return found
+
+    def restorable(self, prefix: tuple[int, ...]) -> bool:
+        key = self.memory.store.chain(prefix).keys[-1]
+        found = any(key in tier.checkpoints for tier in self.memory.store._tiers.order)
+        assert not found or prefix in self.kept
+        return found
+
+    @precondition(lambda self: self.memory.store._tiers.host.pool.cached)
+    @rule(which=st.integers(0, 1000), at=st.integers(0, 95), bit=st.integers(0, 7))
+    def flip(self, which: int, at: int, bit: int) -> None:
+        """A bit of a cached host page: of its bytes, or of its padding."""
+        units = self.memory.store._tiers.host.evictable()
+        page = sorted(page for unit in units for page in unit.pages.tolist())[
+            which % self.memory.store.stats().tiers[1].cached_pages
+        ]
+        assert self.memory.host is not None
+        self.memory.host.bytes[page, at] ^= 1 << bit
+
+    @rule(which=st.integers(0, 1000), end=st.integers(1, 12))
+    def lose_one_group(self, which: int, end: int) -> None:
+        """A checkpoint loses one group's part: it never matches again in any tier."""
+        ids = self.prompts[which % len(self.prompts)][: end * BLOCK]
+        chain = self.memory.store.chain(ids)
+        if chain.keys:
+            self.memory.store.drop_checkpoint(chain.keys[-1])
+            assert not self.restorable(ids[: len(chain.keys) * BLOCK])
+
+
+class WriteThroughHistories(TightHistories):
+    write = "write_through"
+
+
+class DeviceOnlyHistories(TightHistories):
+    host_pages = 0
+
+
+def run(machine: type[Histories], count: int) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=40, deadline=None))
+
+
+def test_unbounded_pool_hits_exactly_what_was_committed(examples: Callable[[int], int]) -> None:
+    run(Histories, examples(400))
+
+
+def test_tight_pools_with_wrong_bytes(examples: Callable[[int], int]) -> None:
+    run(TightHistories, examples(1000))
+
+
+def test_tight_pools_written_through(examples: Callable[[int], int]) -> None:
+    run(WriteThroughHistories, examples(400))
+
+
+def test_tight_device_without_host(examples: Callable[[int], int]) -> None:
+    run(DeviceOnlyHistories, examples(400))
