@@ -3,8 +3,9 @@
 A unit is worth the seconds of prefill it saves, per byte it holds (policy.worth):
 
     checkpoint   the prefill from the checkpoint before it on its chain up to it
-    span         the prefill from its first token up to the furthest checkpoint that needs it, so that a chain
-                 shortens from its end
+    span         the prefill from the last checkpoint before it up to the furthest one that needs it
+
+So a chain under pressure first loses checkpoints that lie close behind others, and its last one late.
 
 Nothing is saved by what cannot be restored: a span that no checkpoint needs, a checkpoint whose rows are not all
 there, or a copy below the device of what the device holds too.
@@ -26,14 +27,14 @@ class Valuation:
         self._cost = cost
         self._tick = tick
         self._rooted: dict[tuple[str, bytes], bool] = {}
-        self._reach: dict[Unit, int] = {}
+        self._saves: dict[Unit, tuple[int, int]] = {}
         self._usable: set[bytes] = set()
         self._walk()
 
     def ranked(self, tier: TierIndex) -> list[tuple[float, Unit]]:
-        """(worth, unit) of all that may be evicted, least first; among equals the longest unused, then the deepest."""
+        """(worth, unit) of all that may be evicted, least first; among equals the longest unused."""
         valued = [(self.of(unit, tier), unit) for unit in tier.evictable()]
-        valued.sort(key=lambda pair: (pair[0], pair[1].tick, -_start(pair[1])))
+        valued.sort(key=lambda pair: (pair[0], pair[1].tick, _place(pair[1])))
         return valued
 
     def of(self, unit: Unit, tier: TierIndex) -> float:
@@ -45,8 +46,7 @@ class Valuation:
         if isinstance(unit, Checkpoint):
             return self._cost.seconds(unit.previous_tokens, unit.tokens) if unit.key in self._usable else 0.0
         assert isinstance(unit, Span)
-        start = unit.first_block * self._layout.block_tokens
-        return self._cost.seconds(start, max(start, self._reach.get(unit, 0)))
+        return self._cost.seconds(*self._saves.get(unit, (0, 0)))
 
     def _held_above(self, unit: Unit) -> bool:
         device = self._tiers[0]
@@ -62,7 +62,7 @@ class Valuation:
             if all(self._is_rooted(group.name, key) for group in self._layout.paged):
                 self._usable.add(key)
                 for group in self._layout.paged:
-                    self._mark_reach(group.name, key, checkpoint.tokens)
+                    self._mark(group.name, checkpoint, held)
 
     def _is_rooted(self, group: str, key: bytes) -> bool:
         """Whether all rows from the prompt's first token up to this block are in some tier."""
@@ -81,19 +81,25 @@ class Valuation:
         self._rooted.update(((group, seen), rooted) for seen in path)
         return rooted
 
-    def _mark_reach(self, group: str, key: bytes, tokens: int) -> None:
-        at: bytes | None = key
+    def _mark(self, group: str, checkpoint: Checkpoint, held: dict[bytes, Checkpoint]) -> None:
+        """Note what every span up this checkpoint's chain saves, unless a further one did."""
+        floor: Checkpoint | None = checkpoint
+        at: bytes | None = checkpoint.key
         while at is not None:
             spans = self._spans(group, at)
-            if all(span in self._reach for span in spans):
+            if all(span in self._saves for span in spans):
                 return
+            start = spans[0].first_block * self._layout.block_tokens
+            while floor is not None and floor.tokens > start:
+                floor = held.get(floor.previous) if floor.previous is not None else None
             for span in spans:
-                self._reach.setdefault(span, tokens)
+                self._saves.setdefault(span, (floor.tokens if floor else 0, checkpoint.tokens))
             at = spans[0].parent
 
     def _spans(self, group: str, key: bytes) -> list[Span]:
         return [span for tier in self._tiers for span in tier.spans[group].get(key, ())]
 
 
-def _start(unit: Unit) -> int:
-    return unit.first_block if isinstance(unit, Span) else 0
+def _place(unit: Unit) -> int:
+    """Among equals, rows from a chain's end on, checkpoints from its start on: the furthest serves the next turn."""
+    return -unit.first_block if isinstance(unit, Span) else 0

@@ -45,8 +45,10 @@ class Checkpoint(Unit):
 
     key: bytes
     tokens: int
+    previous: bytes | None
     previous_tokens: int
-    """The nearest checkpoint before it on its chain (0: none): what it saves is the prefill from there on."""
+    """Key and place of the nearest one before it on its chain when it was kept, or of that one's own when it is lost
+    (None, 0: none). What a checkpoint saves is the prefill from there on."""
 
 
 AnyUnit = TypeVar("AnyUnit", bound=Unit)
@@ -58,7 +60,7 @@ class TierIndex:
     def __init__(self, tier: Tier, layout: Layout, n_pages: int) -> None:
         self.tier = tier
         self.pool = PagePool(n_pages)
-        self.units: set[Unit] = set()
+        self.units: dict[Unit, None] = {}
         self.spans: dict[str, dict[bytes, list[Span]]] = {group.name: {} for group in layout.paged}
         self.checkpoints: dict[bytes, Checkpoint] = {}
         self._state_pages = layout.state_pages
@@ -72,7 +74,7 @@ class TierIndex:
         """Take charge of a unit on freshly taken pages; the caller holds its one pin."""
         assert unit.pins == 1
         assert not unit.entered
-        self.units.add(unit)
+        self.units[unit] = None
         return unit
 
     def pin(self, unit: Unit) -> None:
@@ -168,5 +170,5 @@ class TierIndex:
         unit.entered = False
 
     def _free(self, unit: Unit, *, cached: bool) -> None:
-        self.units.remove(unit)
+        del self.units[unit]
         self.pool.give(unit.pages, cached=cached)

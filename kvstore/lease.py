@@ -233,14 +233,14 @@ class Lease:
 
     def _keep_state(self, blocks: int) -> Refusal | None:
         assert self._leased.state is not None, "a model without states has no checkpoints"
-        previous = self._tiers.lookup.previous_checkpoint(self._keys[: blocks - 1]) * self._layout.block_tokens
-        tokens = blocks * self._layout.block_tokens
-        n_pages = self._layout.state_pages
-        room = self._tiers.make_room(n_pages, self._tiers.fresh_worth(previous, tokens, n_pages))
+        before = self._tiers.lookup.last_checkpoint(self._keys[: blocks - 1])
+        previous, previous_tokens = self._keys[before - 1] if before else None, before * self._layout.block_tokens
+        tokens, n_pages = blocks * self._layout.block_tokens, self._layout.state_pages
+        room = self._tiers.make_room(n_pages, self._tiers.fresh_worth(previous_tokens, tokens, n_pages))
         if room is None:
             return self._refusal(self.capacity_tokens, n_pages)
         self._pending.take(room)
-        kept = self._tiers.new_checkpoint(self._keys[blocks - 1], tokens, previous)
+        kept = self._tiers.new_checkpoint(self._keys[blocks - 1], tokens, previous, previous_tokens)
         self._pending.hold(self._tiers.device, kept)
         self._pending.expect(Arrival(tier=self._tiers.device, unit=kept, keys=[]))
         source, n_bytes = self._leased.state.pages, self._layout.state_bytes

@@ -98,8 +98,8 @@ class Lookup:
                 return tier.tier, checkpoint
         return None
 
-    def previous_checkpoint(self, keys: Sequence[bytes]) -> int:
-        """Blocks before the last checkpoint along `keys`, 0 without one."""
+    def last_checkpoint(self, keys: Sequence[bytes]) -> int:
+        """Blocks up to the last checkpoint along `keys`, 0 without one."""
         for blocks in range(len(keys), 0, -1):
             if any(keys[blocks - 1] in tier.checkpoints for tier in self._tiers):
                 return blocks
@@ -128,7 +128,7 @@ class Lookup:
 
     def _resumable(self, keys: Sequence[bytes], run: int) -> int:
         """Phase 2: back from the run's end to a checkpoint."""
-        return self.previous_checkpoint(keys[:run]) if self._layout.states else run
+        return self.last_checkpoint(keys[:run]) if self._layout.states else run
 
     def _found(self, keys: Sequence[bytes], run: int, hit: int) -> Found:
         block = self._layout.block_tokens

@@ -67,11 +67,18 @@ class Tiers:
         for _, unit in pins:
             unit.tick = self.tick
 
-    def new_checkpoint(self, key: bytes, tokens: int, previous_tokens: int) -> Checkpoint:
+    def new_checkpoint(self, key: bytes, tokens: int, previous: bytes | None, previous_tokens: int) -> Checkpoint:
         """On free device pages, with one pin; it matches only once entered."""
         pages = self.device.pool.take(self.layout.state_pages)
         return self.device.add(
-            Checkpoint(pages=pages, tick=self.tick, key=key, tokens=tokens, previous_tokens=previous_tokens)
+            Checkpoint(
+                pages=pages,
+                tick=self.tick,
+                key=key,
+                tokens=tokens,
+                previous=previous,
+                previous_tokens=previous_tokens,
+            )
         )
 
     def fresh_worth(self, start: int, end: int, n_pages: int) -> float:
@@ -80,15 +87,16 @@ class Tiers:
 
     def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
         """End a unit at once; remember the keys that are now nowhere."""
-        lost = [(unit.group, key) for key in unit.keys] if isinstance(unit, Span) else []
-        if isinstance(unit, Checkpoint):
-            lost = [(STATES, unit.key)]
+        keys = list(unit.keys) if isinstance(unit, Span) else []
         self.totals.evicted_pages[tier.tier, cause] += len(unit.pages)
         tier.forget(unit)
-        for group, key in lost:
-            found = self.lookup.checkpoint(key) if group == STATES else self.lookup.span(group, key)
-            if found is None:
-                self.lost.remember(group, key, why)
+        if isinstance(unit, Span):
+            for key in keys:
+                if self.lookup.span(unit.group, key) is None:
+                    self.lost.remember(unit.group, key, why)
+        elif isinstance(unit, Checkpoint) and self.lookup.checkpoint(unit.key) is None:
+            self.lost.remember(STATES, unit.key, why)
+            self._close_gap(unit)
 
     def drop_checkpoint(self, key: bytes, why: MissReason, cause: EvictionCause) -> None:
         """All or none: a checkpoint that lost one group's part goes whole, in every tier."""
@@ -137,8 +145,20 @@ class Tiers:
         if isinstance(unit, Span):
             return Span(pages=pages, tick=unit.tick, group=unit.group, first_block=unit.first_block, parent=unit.parent)
         return Checkpoint(
-            pages=pages, tick=unit.tick, key=unit.key, tokens=unit.tokens, previous_tokens=unit.previous_tokens
+            pages=pages,
+            tick=unit.tick,
+            key=unit.key,
+            tokens=unit.tokens,
+            previous=unit.previous,
+            previous_tokens=unit.previous_tokens,
         )
+
+    def _close_gap(self, lost: Checkpoint) -> None:
+        """Those after a lost checkpoint now save the prefill from the one before it."""
+        for tier in self.order:
+            for checkpoint in tier.checkpoints.values():
+                if checkpoint.previous == lost.key:
+                    checkpoint.previous, checkpoint.previous_tokens = lost.previous, lost.previous_tokens
 
 
 class _HostVictims:

@@ -297,18 +297,21 @@ def test_rows_that_no_checkpoint_needs_go_first() -> None:
     store.check()
 
 
-def test_a_chain_shortens_from_its_end() -> None:
+def test_under_pressure_a_chain_keeps_its_last_checkpoint_longest() -> None:
+    """Checkpoints at 12, 24, 36 and 48: those close behind another go first, and the next turn loses nothing by it."""
     layout = tiny_layout()
     store = make_store(layout, pages=40, policy="prompt_end+interval:12")
     ids = list(range(49))
     serve(store, ids)
-    runs = []
-    for n_tokens in (40, 60, 80, 100, 120):
+    turn_hits, branch_hits = [], []
+    for n_tokens in (40, 60, 70, 80, 100, 120):
         with start(store, [9] * n_tokens):
-            runs.append(store.lookup(store.chain(ids), len(ids)).tokens)
-    assert runs == sorted(runs, reverse=True)
-    assert runs[0] > runs[-1] == 0
-    assert any(0 < run < 48 for run in runs), "it is cut, not lost"
+            turn_hits.append(hit(store, ids))
+            branch_hits.append(hit(store, [*ids[:30], 99]))
+    assert turn_hits[:2] == [48, 48]
+    assert branch_hits[0] == 0
+    assert turn_hits[-1] == 0
+    store.check()
 
 
 def test_a_holders_leases_end_with_it() -> None:
