@@ -5,7 +5,7 @@ A unit is worth the seconds of prefill it saves, per byte it holds (policy.worth
     checkpoint   the prefill from the checkpoint before it on its chain up to it
     span         the prefill from the last checkpoint before it up to the furthest one that needs it
 
-So a chain under pressure first loses checkpoints that lie close behind others, and its last one late.
+So a chain under pressure first loses the checkpoints that lie close behind others, then its end, then all.
 
 Nothing is saved by what cannot be restored: a span that no checkpoint needs, a checkpoint whose rows are not all
 there, or a copy below the device of what the device holds too.
