@@ -44,7 +44,7 @@ def compare(name: str, found: Tensor, expected: Tensor, tolerance: float, detail
     assert found.shape == expected.shape, f"{name}: {tuple(found.shape)} against {tuple(expected.shape)}"
     a, b = found.double(), expected.double()
     same = (a == b) | (a.isnan() & b.isnan())
-    error = float((a - b).abs().nan_to_num(nan=float("inf")).masked_fill(same, 0.0).max())
+    error = float((a - b).abs().nan_to_num(nan=float("inf"), posinf=float("inf")).masked_fill(same, 0.0).max())
     return Case(name=name, error=error, tolerance=tolerance, passed=error <= tolerance, detail=detail)
 
 

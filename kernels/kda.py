@@ -11,6 +11,7 @@ D is formed pair by pair, so nothing positive is ever exponentiated: the usual s
 fp32 after 17 steps at the bounded gate's limit, and after one or two with the unbounded softplus gate. Chunks lie on
 absolute multiples of CHUNK; a last, partial chunk is filled with steps that change nothing (k = 0, g = 0, beta = 0),
 and since a row of every product here reads only itself and earlier rows, filling changes no bit of the real ones.
+G is kept in float64: the softplus gate takes it to -1000 in a chunk, where fp32 blurs a difference near 0 by 1e-4.
 """
 
 import torch
@@ -40,7 +41,8 @@ def _chunked(x: Tensor, chunks: int) -> Tensor:
 
 def _half_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """sum_d x_id k_jd exp(G_i - G_j)_d of x = q and x = k for j <= i, all [..., C, K] -> [..., C, C]; junk above."""
-    decayed = (total[..., :, None, :] - total[..., None, :, :]).clamp_(max=0.0).exp_() * k[..., None, :, :]
+    decay = (total[..., :, None, :] - total[..., None, :, :]).float().clamp_(max=0.0).exp_()
+    decayed = decay * k[..., None, :, :]
     return (decayed * q[..., :, None, :]).sum(-1), (decayed * k[..., :, None, :]).sum(-1)
 
 
@@ -54,8 +56,8 @@ def _pair_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]
     q2, k2, total2 = (x.view(*x.shape[:2], 2, half, -1) for x in (q, k, total))
     qk, kk = _half_products(q2, k2, total2)
     middle = total[:, :, half - 1 : half]
-    late = (total[:, :, half:] - middle).exp()
-    early = k[:, :, :half] * (middle - total[:, :, :half]).exp()
+    late = (total[:, :, half:] - middle).float().exp()
+    early = k[:, :, :half] * (middle - total[:, :, :half]).float().exp()
     across = torch.matmul(torch.cat((q[:, :, half:] * late, k[:, :, half:] * late), dim=2), early.transpose(2, 3))
     return _assemble(qk, across[:, :, :half]), _assemble(kk, across[:, :, half:])
 
@@ -79,15 +81,15 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     kc = _chunked(norms.l2_norm(k.float()), chunks)
     vc = _chunked(v, chunks)
     bc = _chunked(beta[..., None], chunks)
-    total = _chunked(g, chunks).cumsum(-2)
-    grown = total.exp()
+    total = _chunked(g, chunks).cumsum(-2, dtype=torch.float64)
+    grown = total.float().exp()
     qk, kk = _pair_products(qc, kc, total)
     rhs = bc * torch.cat((vc, kc * grown), dim=-1)
     solved = torch.linalg.solve_triangular((bc * kk).tril(-1), rhs, upper=False, unitriangular=True)
     u_free, w = solved.split((v.shape[-1], key_dim), dim=-1)
     reads = torch.cat((qc * grown, w), dim=-2)
     end_decay = grown[..., -1, :, None]
-    k_end_t = (kc * (total[..., -1:, :] - total).exp()).transpose(-1, -2)
+    k_end_t = (kc * (total[..., -1:, :] - total).float().exp()).transpose(-1, -2)
     from_state, updates = [], []
     for n in range(chunks):
         read = torch.bmm(reads[n], state)
