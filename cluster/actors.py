@@ -74,6 +74,7 @@ def start_ray(folder: Path, object_store_bytes: int) -> None:
         _node_ip_address="127.0.0.1",
         _temp_dir=str(folder),
     )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
 
 
@@ -95,13 +96,15 @@ def start_pools(pools: list[Pool]) -> None:
 
 
 def pool_faults() -> dict[str, str]:
-    """Why pools could not be deployed, by application."""
-    applications = serve.status().applications
-    return {name: app.message for name, app in applications.items() if app.status == "DEPLOY_FAILED"}
-
-
-def stop_ray() -> None:
-    ray.shutdown()
+    """Why workers did not start, one line a pool. Serve tries again and again; the first failure is told."""
+    faults = {}
+    for name, app in serve.status().applications.items():
+        messages = [each.message for each in app.deployments.values()]
+        if failed := [text for text in messages if "failed to start" in text]:
+            faults[name] = failed[0].strip().splitlines()[-1]
+        elif app.status == "DEPLOY_FAILED":
+            faults[name] = app.message
+    return faults
 
 
 def _ingress_name(cluster: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from forebay.cluster.beat import Kind
 from forebay.cluster.dispatch import Ending, Lost, NoWorker
 from forebay.cluster.messages import Begun
+from forebay.kvstore.moves import Tier
 from forebay.workers.job import Failure
 
 
@@ -13,7 +14,7 @@ from forebay.workers.job import Failure
 class Counts:
     open_jobs: int = 0
     lookup_tokens: Counter[str] = field(default_factory=Counter)
-    hit_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
+    hit_tokens: Counter[tuple[str, Tier]] = field(default_factory=Counter)
     misses: Counter[tuple[str, str]] = field(default_factory=Counter)
     retries: Counter[tuple[Kind, str]] = field(default_factory=Counter)
     endings: Counter[tuple[str, Kind, str]] = field(default_factory=Counter)

@@ -7,19 +7,19 @@ held. It keeps nothing that must survive: workers register themselves by beating
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from forebay.cluster.admission import Admission
-from forebay.cluster.beat import Beat
+from forebay.cluster.beat import Beat, Kind
 from forebay.cluster.calls import Calls
 from forebay.cluster.counts import Counts
 from forebay.cluster.dispatch import Lost
 from forebay.cluster.house import Background, House, Watchers
 from forebay.cluster.jobs import JobRun
 from forebay.cluster.placement import Placement
-from forebay.cluster.registry import Registry
+from forebay.cluster.registry import SILENT_S, Entry, Registry
 from forebay.cluster.status_form import worker_status
 from forebay.cluster.streams import Streams
 from forebay.router.wire import Failed, Frame, JobRequest
@@ -63,6 +63,14 @@ class Ingress:
                 self._house.watchers.tell(Lost(worker=worker, reason=reason))
             await asyncio.sleep(TICK_S)
 
+    def workers(self) -> dict[str, Entry]:
+        """The workers that beat, as they said last."""
+        now = self._house.clock()
+        return {name: entry for name, entry in self._house.registry.all.items() if now - entry.beat_at < SILENT_S}
+
+    def restarts(self, kind: Kind) -> int:
+        return self._house.registry.restarts[kind]
+
     @property
     def counts(self) -> Counts:
         return self._house.counts
@@ -86,7 +94,7 @@ class Ingress:
             await JobRun(self._house, request, emit).run()
 
     @contextmanager
-    def _counted(self) -> Any:
+    def _counted(self) -> Iterator[None]:
         self._house.counts.open_jobs += 1
         try:
             yield

@@ -18,4 +18,13 @@ def worker_status(entry: Entry, state: State) -> dict[str, Any]:
         "slots": stats.slots,
         "slots_used": stats.slots_used,
         "handoffs": stats.handoffs,
+        "pages": {
+            tier.tier: {
+                "free": tier.free_pages,
+                "leased": tier.leased_pages,
+                "cached": tier.cached_pages,
+                "total": tier.total_pages,
+            }
+            for tier in stats.store.tiers
+        },
     }

@@ -1,9 +1,16 @@
 """Shared fixtures: large counts on demand, and real endpoints that tests share."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Helpers stand beside the tests; import-mode importlib leaves it to us that they are found.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import endpoint as endpoints
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,3 +36,10 @@ def examples(request: pytest.FixtureRequest) -> Callable[[int], int]:
     """`examples(n)`: n under --soak, a tenth of it otherwise."""
     soak = bool(request.config.getoption("--soak"))
     return lambda n: n if soak else max(1, n // 10)
+
+
+@pytest.fixture(scope="session")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[endpoints.Endpoint]:
+    """One endpoint for all tests that leave it as they found it."""
+    with endpoints.running(tmp_path_factory.mktemp("up", numbered=True)) as running:
+        yield running

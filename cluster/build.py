@@ -1,0 +1,18 @@
+"""Builds a worker in the process that it will live in. Imported late: this is where torch and the model come in."""
+
+from forebay.kvstore.arena import Arena, sweep
+from forebay.workers.config import WorkerConfig
+from forebay.workers.decode import DecodeWorker
+from forebay.workers.model import load_model
+from forebay.workers.prefill import PrefillWorker
+
+
+def build_prefill(config: WorkerConfig, name: str) -> PrefillWorker:
+    # A worker that was killed could not remove its arenas; who takes its place does.
+    sweep(config.store.run_dir)
+    model = load_model(config.model, config.block_tokens)
+    return PrefillWorker(model, config, Arena(config.store.run_dir, f"handoff-{name}", config.store.handoff_bytes))
+
+
+def build_decode(config: WorkerConfig, name: str) -> DecodeWorker:
+    return DecodeWorker(load_model(config.model, config.block_tokens), config)

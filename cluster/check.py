@@ -1,0 +1,37 @@
+"""`forebay check ...`: a line a case as it comes, `N passed, N failed` at the end, status 1 where one failed."""
+
+import sys
+
+
+class Tally:
+    """Prints cases and counts them; what was not run counts as neither."""
+
+    def __init__(self) -> None:
+        self.passed = self.failed = 0
+
+    def line(self, passed: bool | None, name: str, detail: str) -> None:
+        word = {True: "pass", False: "FAIL", None: "----"}[passed]
+        self.passed += passed is True
+        self.failed += passed is False
+        print(f"{word}  {name:44} {detail}", flush=True)
+
+    def close(self) -> int:
+        print(f"{self.passed} passed, {self.failed} failed")
+        return 1 if self.failed or not self.passed else 0
+
+
+def check_resume(model: str, plant: str | None) -> int:
+    from forebay.workers import resume_check
+    from forebay.workers.config_fields import FolderError
+
+    tally = Tally()
+
+    def say(case: resume_check.Case) -> None:
+        tally.line(case.passed, case.name, case.detail)
+
+    try:
+        resume_check.check_resume(model, plant, say)  # type: ignore[arg-type]  # argparse admits the plants alone
+    except (FolderError, ValueError) as error:
+        print(f"forebay: {error}", file=sys.stderr)
+        return 2
+    return tally.close()

@@ -1,0 +1,234 @@
+"""The command line. Each verb imports its room only when it is called, so that most need neither Ray nor torch."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+EXAMPLES = """\
+examples:
+  forebay up                                    two clusters with the built-in model on 127.0.0.1:8000
+  forebay up --model /models/kimi --decode 2    your own model folder, two decode workers a cluster
+  forebay up site.toml                          everything from one file; `forebay config check` shows its keys
+  forebay status                                clusters and workers: pids, states, slots, pages
+  forebay chat                                  talk to it in the terminal
+  forebay check resume                          cold and warm answers are the same bits
+  forebay shapes k3.1-pro                       what a model's cache and state weigh
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words[:1] == ["replay"]:
+            return _replay(words[1:])
+        args = make_parser().parse_args(words)
+        return int(args.verb(args))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stderr.close()
+        return 141
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="forebay",
+        description="Serves Kimi-K3-family models to agents: a router, and clusters of prefill and decode workers.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"forebay {version('forebay')}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for add in (
+        _add_up,
+        _add_status,
+        _add_chat,
+        _add_route,
+        _add_shapes,
+        _add_config,
+        _add_check,
+        _add_replay,
+        _add_bench,
+    ):
+        add(verbs)
+    return parser
+
+
+def _add(verbs: Any, name: str, verb: Any, help_text: str, **more: Any) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = verbs.add_parser(name, help=help_text, description=help_text, **more)
+    added.set_defaults(verb=verb)
+    return added
+
+
+def _add_up(verbs: Any) -> None:
+    up = _add(verbs, "up", _up, "Start an endpoint in the foreground; Ctrl-C drains it and ends everything it started.")
+    _add_endpoint_flags(up)
+
+
+def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Every flag is a key of the file as well; flags go before the file."""
+    unset = argparse.SUPPRESS
+    add = parser.add_argument
+    add("config", nargs="?", type=Path, metavar="CONFIG.toml", help="the configuration file")
+    add("--model", default=unset, metavar="DIR|NAME", help="a model folder, or demo-random (the default)")
+    add("--served-model-name", default=unset, metavar="NAME", help="what clients call it (default: the folder's name)")
+    add("--clusters", type=int, default=unset, metavar="N", help="clusters in this Ray instance (default 2)")
+    add(
+        "--prefill",
+        default=unset,
+        metavar="N|A:B",
+        help="prefill workers a cluster, or a range to scale in (default 1)",
+    )
+    add("--decode", default=unset, metavar="N|A:B", help="decode workers a cluster, or a range to scale in (default 1)")
+    add("--host", default=unset, metavar="H", help="address of the router (default 127.0.0.1)")
+    add("--port", type=int, default=unset, metavar="P", help="port of the router (default 8000); ingresses follow it")
+    add("--ingress-port", type=int, default=unset, metavar="P", help="port of the first ingress (default: port + 1)")
+    add(
+        "--run-dir",
+        default=unset,
+        metavar="DIR",
+        help="the run folder (default: one for each port, in the temp folder)",
+    )
+
+
+def _endpoint_config(args: argparse.Namespace) -> Any:
+    """The configuration, or None after saying on stderr what is wrong with it."""
+    from forebay.cluster.config_file import ConfigError, load
+
+    flags = {key: value for key, value in vars(args).items() if key not in ("config", "verb")}
+    try:
+        return load(args.config, flags)
+    except ConfigError as error:
+        for fault in error.faults:
+            print(f"forebay: {fault}", file=sys.stderr)
+        return None
+
+
+def _up(args: argparse.Namespace) -> int:
+    config = _endpoint_config(args)
+    if config is None:
+        return 2
+    from forebay.cluster.launch import up
+
+    return up(config)
+
+
+def _add_status(verbs: Any) -> None:
+    status = _add(verbs, "status", _status, "Show clusters and workers of a running endpoint.")
+    status.add_argument("--url", default=DEFAULT_URL, help=f"the endpoint (default {DEFAULT_URL})")
+    status.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _status(args: argparse.Namespace) -> int:
+    from forebay.cluster.status import status
+
+    return status(args.url, args.json)
+
+
+def _add_chat(verbs: Any) -> None:
+    chat = _add(verbs, "chat", _chat, "Talk to a running endpoint; an empty line or Ctrl-D ends.")
+    chat.add_argument("--url", default=DEFAULT_URL, help=f"the endpoint (default {DEFAULT_URL})")
+    chat.add_argument("--model", help="model name (default: the first that the endpoint lists)")
+    chat.add_argument("--max-tokens", type=int, default=256, help="tokens of an answer at most (default 256)")
+    chat.add_argument("--api-key", default="none", help="sent as a bearer token")
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from forebay.cluster.chat import chat
+
+    return chat(args.url, args.model, args.max_tokens, args.api_key)
+
+
+def _add_route(verbs: Any) -> None:
+    route = _add(verbs, "route", _route, "Print primary and backup cluster of a session key.")
+    route.add_argument("key", help="the session key, as a client sends it in x-session-id")
+    route.add_argument("config_file", nargs="?", type=Path, metavar="CONFIG.toml", help="the endpoint's configuration")
+    route.add_argument("--clusters", type=int, default=argparse.SUPPRESS, metavar="N", help="clusters (default 2)")
+
+
+def _route(args: argparse.Namespace) -> int:
+    flags = {"clusters": args.clusters} if "clusters" in args else {}
+    config = _endpoint_config(argparse.Namespace(config=args.config_file, **flags))
+    if config is None:
+        return 2
+    from forebay.cluster.route import route
+
+    return route(config, args.key)
+
+
+def _add_shapes(verbs: Any) -> None:
+    shapes = _add(verbs, "shapes", _shapes, "Print what a model shape weighs: layers, states, cache, pages, FLOPs.")
+    shapes.add_argument("name", help="a released shape (k3.1-pro, k3, kimi-linear-48b) or a model folder")
+
+
+def _shapes(args: argparse.Namespace) -> int:
+    from forebay.cluster.shapes import shapes
+
+    return shapes(args.name)
+
+
+def _add_config(verbs: Any) -> None:
+    config = verbs.add_parser("config", help="Check a configuration.").add_subparsers(metavar="check", required=True)
+    check = _add(config, "check", _config_check, "Print the whole configuration, or name the keys that are wrong.")
+    _add_endpoint_flags(check)
+
+
+def _config_check(args: argparse.Namespace) -> int:
+    config = _endpoint_config(args)
+    if config is None:
+        return 1
+    from forebay.cluster.config_file import show
+
+    print("\n".join(show(config)))
+    return 0
+
+
+def _add_check(verbs: Any) -> None:
+    check = verbs.add_parser("check", help="Check operators and the store's exactness.")
+    checks = check.add_subparsers(metavar="WHAT", required=True)
+    golden = _add(checks, "golden", _check_golden, "Compare with golden data: every case, its error and tolerance.")
+    golden.add_argument("folder", type=Path, metavar="DIR", help="a folder of golden sets")
+    resume = _add(checks, "resume", _check_resume, "Cold and warm answers must be the same bits.")
+    resume.add_argument("--model", default="demo-random", metavar="DIR|NAME", help="default demo-random")
+    resume.add_argument("--plant", choices=("flip", "skip-kda", "short-index"), help="damage restored state: must fail")
+
+
+def _check_golden(args: argparse.Namespace) -> int:
+    from forebay.cluster.check import check_golden
+
+    return check_golden(args.folder)
+
+
+def _check_resume(args: argparse.Namespace) -> int:
+    from forebay.cluster.check import check_resume
+
+    return check_resume(args.model, args.plant)
+
+
+def _add_replay(verbs: Any) -> None:
+    """Listed only: its flags are the client's own, and that client is imported when it is called."""
+    verbs.add_parser("replay", help="Replay a Mooncake trace against an endpoint, session order kept.")
+
+
+def _replay(argv: Sequence[str]) -> int:
+    from forebay.ops.replay_cli import main as replay
+
+    return replay(argv)
+
+
+def _add_bench(verbs: Any) -> None:
+    bench = verbs.add_parser("bench", help="Measure.").add_subparsers(metavar="WHAT", required=True)
+    demo = _add(bench, "demo", _bench_demo, "Time to first token, prefill and decode rates of one pair of workers.")
+    demo.add_argument("--model", default="demo-random", metavar="DIR|NAME", help="default demo-random")
+    demo.add_argument("--threads", type=int, default=1, help="torch threads of each worker (default 1)")
+    demo.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
+
+
+def _bench_demo(args: argparse.Namespace) -> int:
+    from forebay.cluster.bench import bench_demo
+
+    return bench_demo(args.model, args.threads, args.json)

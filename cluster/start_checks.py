@@ -1,0 +1,59 @@
+"""What is looked at before anything starts, so that the answer to a common mistake is one line that says the way out."""
+
+import socket
+from pathlib import Path
+
+from forebay.cluster.config import EndpointConfig
+
+GIB = 1 << 30
+SERVICE_BYTES = 1536 << 20
+"""Ray, Serve, the router and the ingresses of two clusters, measured."""
+
+
+class StartError(Exception):
+    """The endpoint cannot start: one line, with the way out."""
+
+
+def bind(host: str, port: int, key: str) -> socket.socket:
+    """A socket that holds the port and does not listen yet."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise StartError(f"host {host}: {error.strerror}: choose another with --host") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise StartError(f"port {port} on {host}: {error.strerror}: choose another with {key}") from None
+    return bound
+
+
+def check_ports(config: EndpointConfig) -> None:
+    """The ingresses bind theirs later, in their own processes, and again after each restart."""
+    for port in config.ingress_ports:
+        bind("127.0.0.1", port, "ingress_port in the configuration").close()
+
+
+def check_memory(config: EndpointConfig, weight_bytes: int) -> None:
+    """Weights are counted twice: they are read before they are laid out for computing."""
+    workers = config.clusters * (config.replicas("prefill").least + config.replicas("decode").least)
+    needed = SERVICE_BYTES + config.needed_bytes + 2 * workers * weight_bytes
+    available = available_bytes()
+    if needed > available:
+        raise StartError(
+            f"memory: {needed / GIB:.1f} GiB needed, {available / GIB:.1f} GiB available: fewer --clusters, --prefill "
+            "or --decode, or smaller device_bytes, host_bytes, handoff_bytes in [store]"
+        )
+
+
+def available_bytes(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """What this process may still take: the machine's available memory, or its control group's where that is less."""
+    fields = dict(line.split(":", 1) for line in proc.read_text().splitlines())
+    machine = int(fields["MemAvailable"].split()[0]) << 10
+    try:
+        limit = int((cgroup / "memory.max").read_text())  # "max" where there is no limit
+        return min(machine, limit - int((cgroup / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return machine
