@@ -170,7 +170,7 @@ class Lookup:
     def _miss(self, keys: Sequence[bytes], run: int, hit: int) -> MissReason | None:
         if hit == len(keys):
             return None
-        if hit < run:
+        if hit < run and self.last_checkpoint(keys[run:]) == 0:
             return self._lost.why(STATES, keys[run - 1]) or "no_checkpoint"
         return self._why_no_block(keys[run])
 

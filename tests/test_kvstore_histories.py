@@ -259,6 +259,15 @@ class TightHistories(Histories):
         assert self.memory.host is not None
         self.memory.host.bytes[page, at] ^= 1 << bit
 
+    @rule(which=st.integers(0, 1000))
+    def lose_page(self, which: int) -> None:
+        """A page of any tier, also one that is pinned, is found to be wrong: of one group of rows, or of one state."""
+        entered = [(tier, unit) for tier in self.memory.store._tiers.order for unit in tier.units if unit.entered]
+        if entered:
+            tier, unit = entered[which % len(entered)]
+            self.memory.store.drop_corrupt(tier.tier, unit.pages[:1])
+            assert not unit.entered
+
     @rule(which=st.integers(0, 1000), end=st.integers(1, 12))
     def lose_one_group(self, which: int, end: int) -> None:
         """A checkpoint loses one group's part: it never matches again in any tier."""

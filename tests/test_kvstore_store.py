@@ -191,6 +191,21 @@ def test_dropping_one_groups_state_drops_its_siblings_in_every_tier() -> None:
     assert (found.tokens, found.run_tokens, found.miss) == (0, 8, "sibling_missing")
 
 
+@pytest.mark.parametrize("group", ["latent", "index"])
+def test_rows_are_a_hit_only_where_every_group_has_them(group: str) -> None:
+    layout = tiny_layout()
+    store = make_store(layout, policy="prompt_end+interval:24")
+    ids = list(range(49))
+    serve(store, ids)
+    with start(store, ids) as lease:
+        second = lease.pages[group][:, 1]
+        page_tokens = {"latent": 12, "index": 24}[group]
+    store.drop_corrupt("device", second)
+    found = store.lookup(store.chain(ids), 49)
+    assert (found.tokens, found.run_tokens, found.miss) == (page_tokens // 24 * 24, page_tokens, "corrupt")
+    store.check()
+
+
 def test_other_weights_and_other_tenants_are_never_found() -> None:
     store = make_store()
     serve(store, prompt(3000))

@@ -1,0 +1,141 @@
+"""The host tier's bytes: what was saved comes back, or is dropped and computed again."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forebay.kvstore.config import StoreConfig
+from forebay.kvstore.memory import Memory, make_memory
+from forebay.kvstore.store import Lease
+from tests.kvstore_twin import Owner, compute, tiny_layout, verify
+
+LAYOUT = tiny_layout()
+OWNER = Owner()
+
+
+def config(run_dir: Path) -> StoreConfig:
+    """Device pages for one prompt, host pages for three."""
+    return StoreConfig(
+        device_bytes=18 * LAYOUT.page_bytes,
+        host_bytes=60 * LAYOUT.page_bytes,
+        run_dir=str(run_dir),
+        checkpoints="prompt_end",
+    )
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    memory = make_memory(LAYOUT, config(tmp_path), "twin")
+    yield memory
+    memory.store.check()
+    memory.close()
+
+
+def open_lease(memory: Memory, ids: list[int]) -> Lease:
+    lease = memory.open(OWNER, memory.store.chain(ids), n_prompt=len(ids), capacity_tokens=len(ids))
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def serve(memory: Memory, ids: list[int]) -> tuple[int, str | None]:
+    """One whole request, checked at its start: its hit, and why it was not longer."""
+    with open_lease(memory, ids) as lease:
+        verify(memory, lease, ids, lease.hit_tokens)
+        at = lease.hit_tokens
+        for end in (*lease.checkpoints, len(ids)):
+            compute(memory, lease, ids, at, end)
+            memory.commit(lease, end)
+            if end in lease.checkpoints:
+                memory.checkpoint(lease, end)
+            at = end
+        return lease.hit_tokens, lease.hit.miss
+
+
+def pushed_out(memory: Memory) -> list[int]:
+    """A prompt that lies in the host tier only."""
+    ids = list(range(30))
+    serve(memory, ids)
+    serve(memory, [9] * 40)
+    found = memory.store.lookup(memory.store.chain(ids), 30)
+    assert (found.tier_tokens, found.state_tier) == ({"host": 28}, "host")
+    return ids
+
+
+def test_a_hit_in_the_host_comes_back(memory: Memory) -> None:
+    ids = pushed_out(memory)
+    assert serve(memory, [*ids, 1]) == (28, None)
+    stats = memory.store.stats()
+    assert stats.hit_tokens == {"host": 28}
+    # Two layers of 28 rows, and four states; of the index keys only the last four: their first page was still above.
+    assert stats.restored_bytes == {"host": 2 * 28 * 8 + 2 * 4 * 4 + 4 * 90}
+    assert stats.evicted_pages["device", "saved"] == 6 + 2 + 4
+
+
+def test_restored_rows_are_shared_again(memory: Memory) -> None:
+    ids = pushed_out(memory)
+    with open_lease(memory, [*ids, 1]) as lease:
+        assert lease.hit_tokens == 28
+        found = memory.store.lookup(memory.store.chain(ids), 30)
+        assert found.tier_tokens == {"device": 28}
+        assert found.state_tier == "host", "a state is copied into the request's own, no more"
+
+
+def test_every_flipped_byte_is_a_miss_and_never_wrong_bytes(tmp_path: Path) -> None:
+    """One bit anywhere in the host tier: in what was saved, it is found in time; in padding, it is harmless."""
+    for page, at in itertools.product(range(14), range(0, 96, 13)):
+        memory = make_memory(LAYOUT, config(tmp_path), "twin")
+        ids = pushed_out(memory)
+        assert memory.host is not None
+        saved = at < memory.host._lengths[page]
+        memory.host.bytes[page, at] ^= 16
+        assert serve(memory, [*ids, 1]) == ((0, "corrupt") if saved else (28, None))
+        memory.store.check()
+        memory.close()
+
+
+def test_a_wrong_state_takes_its_siblings_along(memory: Memory) -> None:
+    ids = pushed_out(memory)
+    tiers = memory.store._tiers
+    chain = memory.store.chain(ids)
+    page = tiers.host.checkpoints[chain.keys[6]].pages[-1]
+    assert memory.host is not None
+    memory.host.bytes[page, 0] ^= 1
+    with open_lease(memory, ids) as lease:
+        assert (lease.hit_tokens, lease.hit.run_tokens, lease.hit.miss) == (0, 28, "corrupt")
+        assert chain.keys[6] not in tiers.host.checkpoints
+    assert memory.store.stats().evicted_pages["host", "corrupt"] == 4
+
+
+def test_wrong_rows_cut_the_hit_and_spare_the_rest(memory: Memory) -> None:
+    ids = pushed_out(memory)
+    chain = memory.store.chain(ids)
+    span = memory.store._tiers.host.span("latent", chain.keys[5])
+    assert span is not None
+    assert memory.host is not None
+    memory.host.bytes[span.pages[0], 5] ^= 1
+    with open_lease(memory, ids) as lease:
+        assert (lease.hit_tokens, lease.hit.run_tokens, lease.hit.miss) == (0, 12, "corrupt")
+
+
+def test_written_through_rows_and_states_survive_in_the_host(tmp_path: Path) -> None:
+    """Everything up to the checkpoint lies in both tiers as soon as it is kept."""
+    roomy = replace(config(tmp_path), device_bytes=60 * LAYOUT.page_bytes, write="write_through")
+    memory = make_memory(LAYOUT, roomy, "twin")
+    ids = list(range(30))
+    serve(memory, ids)
+    host = memory.store._tiers.host
+    chain = memory.store.chain(ids)
+    assert chain.keys[6] in host.checkpoints
+    assert all(host.span(group.name, key) for group in LAYOUT.paged for key in chain.keys[:7])
+    memory.close()
+
+
+def test_no_host_tier_no_file(tmp_path: Path) -> None:
+    memory = make_memory(LAYOUT, replace(config(tmp_path), host_bytes=0), "twin")
+    serve(memory, list(range(30)))
+    serve(memory, [9] * 40)
+    assert list(tmp_path.iterdir()) == []
+    assert memory.store.stats().evicted_pages.keys() == {("device", "dropped")}
