@@ -83,10 +83,7 @@ class Ledger:
     def reserve(self, class_name: str, session: str, tokens: int, nbytes: int, now: float) -> Decision:
         """Ask for `tokens` of uncached prefill and `nbytes` of resident cache."""
         lane = self._advance(now)[class_name]
-        promise = lane.promises.get(session)
-        kept = promise is not None and now >= promise.due and lane.has_room(kept=True)
-        if kept:
-            del lane.promises[session]
+        kept = lane.call_in(session, now)
         waiter = Waiter(
             id=next(self._ids),
             session=session,
@@ -182,7 +179,7 @@ class Ledger:
         self._open[ticket.id] = _Open(ticket, self._buckets.take(ticket.class_name, ticket.tokens), now)
         lane.held_bytes += ticket.bytes
         lane.reserved_tokens += ticket.tokens
-        lane.promises.pop(waiter.session, None)
+        lane.forget(waiter.session)
         return ticket
 
     def _refuse(self, lane: Lane, waiter: Waiter, now: float) -> Refused:
