@@ -137,8 +137,10 @@ def test_a_full_arena_holds_the_next_handoff_back(make):
     worker.submit(job_of("b", 40, seed=1), NORTH, 0.0)
     ended = [outcome for _ in range(20) for outcome in worker.step(0.0)]
     assert [outcome.job_id for outcome in ended] == ["a"]
-    assert worker.busy
+    assert not worker.busy
+    assert worker.stats().jobs == 1
     worker.release_handoff("a")
+    assert worker.busy
     assert list(until_idle(worker)) == ["b"]
 
 

@@ -62,12 +62,16 @@ class PrefillWorker:
         self._prompts: dict[str, Prompt] = {}
         self._kept: dict[str, _Kept] = {}
         self._arrivals = 0
+        self._stuck = False
         self._totals = dict.fromkeys(("steps", "prompt", "cached", "computed"), 0)
 
     @property
     def busy(self) -> bool:
-        """Is there a job for `step` to work on? Handoffs that wait to be fetched are none."""
-        return bool(self._prompts)
+        """May a step now bring a job on? Not where all wait for pages or room in the arena, until something is let go.
+
+        An idle worker is stepped now and then all the same: deadlines and time-outs pass in a step.
+        """
+        return bool(self._prompts) and not self._stuck
 
     def submit(self, job: Job, holder: Holder, now: float) -> Failure | None:
         """Queue `job`, or say at once why not. It is then live until a `step` returns its outcome, or it is let go."""
@@ -80,6 +84,7 @@ class PrefillWorker:
             return Failure(job_id=job.id, kind="overloaded", message=f"{len(self._prompts)} prompts wait already")
         chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt)
         self._arrivals += 1
+        self._stuck = False
         self._prompts[job.id] = Prompt(job=job, holder=holder, chain=chain, arrival=self._arrivals, submitted_s=now)
         return None
 
@@ -92,6 +97,7 @@ class PrefillWorker:
         if prompt is not None:
             self._run_chunk(prompt)
         ended += self._export(now)
+        self._stuck = prompt is None and not ended
         return ended
 
     def cancel(self, job_id: str) -> None:
@@ -101,6 +107,7 @@ class PrefillWorker:
 
     def release_handoff(self, job_id: str) -> None:
         """The decode worker has its bytes (or will never come). Idempotent."""
+        self._stuck = False
         if (kept := self._kept.pop(job_id, None)) is not None:
             self._area.release(kept.handoff.id)
 
