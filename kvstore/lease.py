@@ -10,7 +10,7 @@ Every call that changes pages adds to `moves`. The caller carries them out in or
 nothing they write can match (law 2), and no other call that changes pages is allowed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol
@@ -111,9 +111,9 @@ class Lease:
         assert upto_tokens <= self.capacity_tokens
         blocks = min(upto_tokens // self._layout.block_tokens, len(self._keys))
         if blocks > self._committed_blocks:
-            for group in self._layout.paged:
-                self._commit_group(group, blocks)
+            full = [span for group in self._layout.paged for span in self._commit_group(group, blocks)]
             self._committed_blocks = blocks
+            self._write_through(full)
 
     def checkpoint(self, at_tokens: int) -> Refusal | None:
         """Keep the running state, which stands at `at_tokens`, the end of a block of the prompt.
@@ -221,15 +221,18 @@ class Lease:
             Move(source=source, source_pages=source_pages, target="device", target_pages=pages, n_bytes=n_bytes)
         )
 
-    def _commit_group(self, group: PagedGroup, blocks: int) -> None:
+    def _commit_group(self, group: PagedGroup, blocks: int) -> list[Span]:
+        """Enter the run of every page that holds new blocks. Returns the spans that became full and match."""
         per_page = self._per_page(group)
+        full = []
         for page in range(self._committed_blocks // per_page, -(-blocks // per_page)):
             span = self._leased.spans[group.name][page]
             first = page * per_page
             keys = list(self._keys[first : min(first + per_page, blocks)])
             span.tick = self._tiers.tick
             if self._tiers.device.enter_span(span, keys) and len(keys) == per_page:
-                self._write_through(span)
+                full.append(span)
+        return full
 
     def _keep_state(self, blocks: int) -> Refusal | None:
         assert self._leased.state is not None, "a model without states has no checkpoints"
@@ -247,20 +250,21 @@ class Lease:
         self._pending.move(
             Move(source="device", source_pages=source, target="device", target_pages=kept.pages, n_bytes=n_bytes)
         )
-        self._write_through_with_rows(kept, blocks)
+        self._write_through([*self._partial_spans(blocks), kept])
         return None
 
-    def _write_through_with_rows(self, kept: Checkpoint, blocks: int) -> None:
-        """A checkpoint, and the rows before it that lie in a page not yet full."""
-        for group in self._layout.paged:
-            span = self._leased.spans[group.name][(blocks - 1) // self._per_page(group)]
-            if span.entered and len(span.keys) < self._per_page(group):
-                self._write_through(span)
-        self._write_through(kept)
+    def _partial_spans(self, blocks: int) -> list[Span]:
+        """The rows before a block's end that lie in pages not yet full."""
+        last = [self._leased.spans[group.name][(blocks - 1) // self._per_page(group)] for group in self._layout.paged]
+        return [
+            span
+            for group, span in zip(self._layout.paged, last, strict=True)
+            if span.entered and len(span.keys) < self._per_page(group)
+        ]
 
-    def _write_through(self, unit: Span | Checkpoint) -> None:
+    def _write_through(self, units: Sequence[Span | Checkpoint]) -> None:
         if self._tiers.config.write == "write_through":
-            self._pending.take(self._tiers.save(unit))
+            self._pending.take(self._tiers.save(units))
 
     def _refusal(self, capacity_tokens: int, needed_pages: int) -> Refusal:
         pool = self._tiers.device.pool

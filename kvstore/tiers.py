@@ -16,6 +16,9 @@ from forebay.kvstore.pending import Arrival, Room
 from forebay.kvstore.policy import worth
 from forebay.kvstore.totals import EvictionCause, Totals
 
+SPARE_SHARE = 64
+"""Ranking all units takes milliseconds: an eviction frees this part of the tier beyond what was asked for."""
+
 
 class Tiers:
     def __init__(self, layout: Layout, config: StoreConfig, fingerprint: str) -> None:
@@ -38,7 +41,7 @@ class Tiers:
         return blocks * self.layout.block_tokens * self._row_bytes[group]
 
     def make_room(self, n_pages: int, below: float = float("inf")) -> Room | None:
-        """Evict from the device, least worth first, until `n_pages` are free.
+        """Evict from the device, least worth first, until `n_pages` are free, and a few more if it must at all.
 
         None, and nothing changed, where even all that nobody pins and that is worth less than `below` were too little.
         """
@@ -47,18 +50,17 @@ class Tiers:
             return Room(moves=[], arrivals=[])
         if missing > self.device.pool.cached:
             return None
-        valuation = Valuation(self.layout, self.order, self.config.cost, self.tick)
-        victims = _least(valuation.ranked(self.device), missing, below)
+        valuation = self.valuation()
+        victims = _least(valuation.ranked(self.device), missing, self.device.pool.total // SPARE_SHARE, below)
         return None if victims is None else self._demote(victims, valuation)
 
-    def save(self, unit: Span | Checkpoint) -> Room:
-        """Copy a device unit, just written, to the host too, where the host has nothing better to hold."""
+    def save(self, units: Iterable[Span | Checkpoint]) -> Room:
+        """Copy device units, just written, to the host too, where it has nothing better to hold."""
         room = Room(moves=[], arrivals=[])
-        if self._on_host(unit) is None:
-            valuation = Valuation(self.layout, self.order, self.config.cost, self.tick)
-            self._save(
-                unit, self.fresh_worth(*self._extent(unit), len(unit.pages)), room, _HostVictims(self, valuation)
-            )
+        victims = _HostVictims(self)
+        for unit in units:
+            if self._on_host(unit) is None:
+                self._save(unit, self.fresh_worth(*self._extent(unit), len(unit.pages)), room, victims)
         return room
 
     def use(self, pins: Iterable[tuple[TierIndex, Unit]]) -> None:
@@ -133,6 +135,10 @@ class Tiers:
         room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=keys))
         return True
 
+    def valuation(self) -> Valuation:
+        """What everything is worth as the tiers stand now."""
+        return Valuation(self.layout, self.order, self.config.cost, self.tick)
+
     def _extent(self, unit: Span | Checkpoint) -> tuple[int, int]:
         """The tokens whose prefill it saves, from and to."""
         if isinstance(unit, Checkpoint):
@@ -162,29 +168,52 @@ class Tiers:
 
 
 class _HostVictims:
-    """What the host would give up during one eviction, ranked once."""
+    """What the host would give up during one eviction, ranked once, when it is first asked.
 
-    def __init__(self, tiers: Tiers, valuation: Valuation, relied: Collection[Unit] = ()) -> None:
+    `relied`: host copies that spare a save of what leaves the device now; they are worth something from now on.
+    """
+
+    def __init__(self, tiers: Tiers, valuation: Valuation | None = None, relied: Collection[Unit] = ()) -> None:
         self._tiers = tiers
-        self._ranked = [pair for pair in valuation.ranked(tiers.host) if pair[1] not in relied]
+        self._valuation = valuation
+        self._relied = relied
+        self._ranking: list[tuple[float, Unit]] | None = None
 
     def make_room(self, n_pages: int, below: float) -> bool:
         """Drop host units worth less than `below` until `n_pages` are free; all or nothing."""
         host = self._tiers.host
-        victims = _least(self._ranked, n_pages - host.pool.free, below)
+        missing = n_pages - host.pool.free
+        if missing <= 0:
+            return True
+        if missing > host.pool.cached:
+            return False
+        ranking = self._ranked()
+        victims = _least(ranking, missing, host.pool.total // SPARE_SHARE, below)
         if victims is None:
             return False
         for _, unit in victims:
             self._tiers.drop(host, unit, "evicted", "dropped")
-        del self._ranked[: len(victims)]
+        del ranking[: len(victims)]
         return True
 
+    def _ranked(self) -> list[tuple[float, Unit]]:
+        if self._ranking is None:
+            valuation = self._valuation or self._tiers.valuation()
+            ranked = valuation.ranked(self._tiers.host)
+            self._ranking = [pair for pair in ranked if pair[1] not in self._relied]
+        return self._ranking
 
-def _least(ranked: list[tuple[float, Unit]], n_pages: int, below: float) -> list[tuple[float, Unit]] | None:
-    """The first of `ranked` that hold `n_pages` together, all worth less than `below`; None where there are too few."""
+
+def _least(
+    ranked: list[tuple[float, Unit]], n_pages: int, spare_pages: int, below: float
+) -> list[tuple[float, Unit]] | None:
+    """The first of `ranked` that hold `n_pages`, and up to `spare_pages` beyond, all worth less than `below`.
+
+    None where they hold fewer than `n_pages` together.
+    """
     chosen: list[tuple[float, Unit]] = []
     for value, unit in ranked:
-        if n_pages <= 0 or value >= below:
+        if n_pages + spare_pages <= 0 or value >= below:
             break
         chosen.append((value, unit))
         n_pages -= len(unit.pages)
