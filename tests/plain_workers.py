@@ -12,6 +12,7 @@ import numpy as np
 
 from forebay.kvstore.handoff import Handoff
 from forebay.kvstore.store import StoreStats
+from forebay.kvstore.totals import TierStats
 from forebay.workers.job import Failure, Holder, Job, TokenChoice
 from forebay.workers.outcome import Emitted, Prefilled, WorkerStats
 
@@ -31,14 +32,23 @@ def expected(job: Job) -> list[int]:
     return ids[job.n_prompt :]
 
 
-def _store_stats() -> StoreStats:
-    fields = {field.name: {} if "dict" in str(field.type) else 0 for field in dataclasses.fields(StoreStats)}
-    return StoreStats(**fields)
+TIER = TierStats(tier="device", total_pages=8, free_pages=5, leased_pages=2, cached_pages=1, checkpoints=0)
+STORE = StoreStats(
+    tiers=(TIER,),
+    page_bytes=4096,
+    leases=0,
+    looked_up_tokens=0,
+    hit_tokens={},
+    restored_bytes={"host": 3},
+    evicted_pages={("device", "dropped"): 2},
+    misses={},
+    refusals={},
+)
 
 
-def _stats(**known: int) -> WorkerStats:
+def stats_of(**known: int) -> WorkerStats:
     names = [field.name for field in dataclasses.fields(WorkerStats) if field.name != "store"]
-    return WorkerStats(**(dict.fromkeys(names, 0) | known), store=_store_stats())
+    return WorkerStats(**(dict.fromkeys(names, 0) | known), store=STORE)
 
 
 class PlainPrefill:
@@ -87,7 +97,7 @@ class PlainPrefill:
             del self.kept[job_id]
 
     def stats(self) -> WorkerStats:
-        return _stats(jobs=len(self.queue), queued_jobs=len(self.queue), handoffs=len(self.kept))
+        return stats_of(jobs=len(self.queue), queued_jobs=len(self.queue), handoffs=len(self.kept))
 
 
 class PlainDecode:
@@ -146,4 +156,4 @@ class PlainDecode:
             self.cancel(job_id)
 
     def stats(self) -> WorkerStats:
-        return _stats(jobs=len(self.running), slots=self.n_slots, slots_used=len(self.slots))
+        return stats_of(jobs=len(self.running), slots=self.n_slots, slots_used=len(self.slots))
