@@ -1,1 +1,19 @@
-"""kvstore: what may be reused and where it lies. Pages, states, checkpoints, tiers."""
+"""kvstore: what may be reused and where it lies. Pages, states, checkpoints, tiers.
+
+In reading order:
+
+    layout     how tokens and states lie in equal pages      chain      block keys
+    policy     where states are kept, what a unit is worth   config     sizes, places, policies by name
+    pool       free + leased + cached == total               index      what one tier holds, and under which keys
+    lookup     the two-phase look-up                         eviction   what goes first
+    tiers      device above host, and room made in them      moves      what must happen to bytes, as values
+    pending    what matches only after its moves             leased_pages   the page tables of one request
+    lease      one request's pages, from hit to close        store      all of it: open, look up, check, stats
+    totals     what is counted
+
+All these know no clock, no I/O and no torch. Around them stand the bytes:
+
+    device     the pool as tensors                           extents, arena   shared memory in a run folder
+    host       pages below the device, with checksums        memory     a store whose moves are carried out
+    handoff    prefill to decode, all or nothing             checksum   of every byte that leaves the device
+"""

@@ -1,7 +1,7 @@
 """How much a worker's store holds, where, and by which policies."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from forebay.kvstore.policy import DEFAULT_CHECKPOINTS, PrefillCost, parse
 
@@ -10,7 +10,7 @@ WritePolicy = Literal["write_back", "write_through"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """`host_bytes` 0 turns the host tier off, `handoff_bytes` 0 the handoff arena."""
+    """`host_bytes` 0: no host tier. `handoff_bytes` 0: nothing is exported. Raises ValueError that names the field."""
 
     device_bytes: int
     host_bytes: int = 0
@@ -19,14 +19,29 @@ class StoreConfig:
     """Folder of this node's arenas, in shared memory where there is one."""
 
     checkpoints: str = DEFAULT_CHECKPOINTS
+    """Where prefill keeps states: kvstore.policy."""
+
     write: WritePolicy = "write_back"
     """When pages go to the host: on eviction, or as soon as a page is full or a checkpoint is kept."""
 
-    cost: PrefillCost = field(default_factory=PrefillCost)
+    prefill_token_s: float = 1e-4
+    prefill_pair_s: float = 1e-10
+    """What prefill costs a token, and a pair of tokens: how the eviction weighs long prefixes against short ones."""
+
     remembered_keys: int = 1 << 16
     """How many lost blocks and checkpoints are remembered, to say why a look-up missed."""
 
     def __post_init__(self) -> None:
         parse(self.checkpoints)
-        assert min(self.device_bytes, self.remembered_keys) > 0
-        assert min(self.host_bytes, self.handoff_bytes) >= 0
+        if self.write not in get_args(WritePolicy):
+            raise ValueError(f"write: {self.write!r} is none of {', '.join(get_args(WritePolicy))}")
+        for name in ("device_bytes", "remembered_keys", "prefill_token_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: must be more than 0")
+        for name in ("host_bytes", "handoff_bytes", "prefill_pair_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must not be less than 0")
+
+    @property
+    def cost(self) -> PrefillCost:
+        return PrefillCost(token_s=self.prefill_token_s, pair_s=self.prefill_pair_s)

@@ -10,8 +10,8 @@ DEFAULT_CHECKPOINTS = "prompt_end+junction+interval:32768"
 class PrefillCost:
     """Seconds to prefill: so much a token, and so much for each pair of a token and one before it (attention)."""
 
-    token_s: float = 1e-4
-    pair_s: float = 1e-10
+    token_s: float
+    pair_s: float
 
     def seconds(self, start: int, end: int) -> float:
         """To compute tokens [start, end) of one prompt."""
@@ -49,13 +49,13 @@ def parse(policy: str) -> tuple[tuple[str, int], ...]:
 def _parse_one(part: str) -> tuple[str, int]:
     name, _, argument = part.partition(":")
     if name not in _PLACES:
-        raise ValueError(f"unknown checkpoint policy {part!r}: known are prompt_end, junction, interval:N")
+        raise ValueError(f"checkpoints: unknown policy {part!r}: known are prompt_end, junction, interval:N")
     if name != "interval":
         if argument:
-            raise ValueError(f"checkpoint policy {part!r}: {name} takes no number")
+            raise ValueError(f"checkpoints: policy {part!r}: {name} takes no number")
         return name, 0
     if not argument.isdecimal() or int(argument) < 1:
-        raise ValueError(f"checkpoint policy {part!r}: interval needs a number of tokens, as in interval:32768")
+        raise ValueError(f"checkpoints: policy {part!r}: interval needs a number of tokens, as in interval:32768")
     return name, int(argument)
 
 

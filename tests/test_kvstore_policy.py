@@ -1,9 +1,12 @@
 """Where checkpoints are kept, and what is worth keeping."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.policy import PrefillCost, checkpoints_for, worth
 
 
@@ -68,3 +71,13 @@ def test_worth_rises_with_seconds_and_falls_with_bytes_and_age() -> None:
     assert worth(2.0, 100, 3) > worth(1.0, 100, 3)
     assert worth(1.0, 100, 3) > worth(1.0, 200, 3)
     assert worth(1.0, 100, 3) > worth(1.0, 100, 4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("checkpoints", "every"), ("write", "later"), ("device_bytes", 0), ("host_bytes", -1), ("prefill_token_s", 0.0)],
+)
+def test_a_wrong_configuration_names_its_field(field: str, value: object) -> None:
+    good = StoreConfig(device_bytes=1, run_dir="run")
+    with pytest.raises(ValueError, match=field):
+        replace(good, **{field: value})
