@@ -8,6 +8,7 @@ One `step` runs one chunk of one prompt. Not thread-safe; the caller keeps calls
 """
 
 from dataclasses import dataclass
+from heapq import nsmallest
 
 import numpy as np
 import numpy.typing as npt
@@ -26,18 +27,24 @@ from forebay.workers.sampling import Sampler
 from forebay.workers.schedule import PrefillCandidate, chunk_end, prefill_order
 from forebay.workers.sequence_model import SequenceModel, Watch
 
+LOOKUPS_A_STEP = 8
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prompt:
-    """A live job. Rows and states of ids[:at] are in the lease's pages; `logits` are there when at == n_prompt."""
+    """A live job. With a lease, rows and state of ids[:at] are in its pages; `logits` are there when at == n_prompt.
+
+    Without one, `at` is what a hit would have restored when it was last looked up, in step `looked_up`.
+    """
 
     job: Job
     holder: Holder
     chain: Chain
     arrival: int
     submitted_s: float
+    looked_up: int
+    at: int
     lease: Lease | None = None
-    at: int = 0
     logits: npt.NDArray[np.float32] | None = None
 
     @property
@@ -85,7 +92,15 @@ class PrefillWorker:
         chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt)
         self._arrivals += 1
         self._stuck = False
-        self._prompts[job.id] = Prompt(job=job, holder=holder, chain=chain, arrival=self._arrivals, submitted_s=now)
+        self._prompts[job.id] = Prompt(
+            job=job,
+            holder=holder,
+            chain=chain,
+            arrival=self._arrivals,
+            submitted_s=now,
+            looked_up=self._totals["steps"],
+            at=self.memory.store.lookup(chain, job.n_prompt).tokens,
+        )
         return None
 
     def step(self, now: float) -> list[Prefilled | Failure]:
@@ -149,6 +164,7 @@ class PrefillWorker:
         """
         too_large: list[Failure] = []
         gate_open = True
+        self._look_up_again()
         for candidate in prefill_order(self._candidates(now), self._config.ageing_tokens_per_s):
             prompt = self._prompts[candidate.job_id]
             if prompt.lease is not None:
@@ -167,7 +183,7 @@ class PrefillWorker:
             PrefillCandidate(
                 job_id=job_id,
                 priority=prompt.job.priority,
-                remaining_tokens=prompt.job.n_prompt - self._there(prompt),
+                remaining_tokens=prompt.job.n_prompt - prompt.at,
                 waited_s=now - prompt.submitted_s,
                 arrival=prompt.arrival,
             )
@@ -175,11 +191,12 @@ class PrefillWorker:
             if prompt.logits is None
         ]
 
-    def _there(self, prompt: Prompt) -> int:
-        """Tokens that need no computing: those computed, or those a hit would restore now."""
-        if prompt.lease is not None:
-            return prompt.at
-        return self.memory.store.lookup(prompt.chain, prompt.job.n_prompt).tokens
+    def _look_up_again(self) -> None:
+        """What others committed meanwhile may be a hit now. A few prompts a step, those not looked up for longest."""
+        queued = (prompt for prompt in self._prompts.values() if prompt.lease is None)
+        for prompt in nsmallest(LOOKUPS_A_STEP, queued, key=lambda prompt: prompt.looked_up):
+            prompt.at = self.memory.store.lookup(prompt.chain, prompt.job.n_prompt).tokens
+            prompt.looked_up = self._totals["steps"]
 
     def _admit(self, prompt: Prompt) -> Refusal | None:
         """Pin the hit, lease pages for the whole prompt, restore. All of it at once: admitted prompts can finish."""
