@@ -23,7 +23,7 @@ class Partials(NamedTuple):
     acc: Tensor
 
     def query(self, i: int) -> "Partials":
-        """The partials ([T], [T], [T, D]) of one pseudo-query out of those ([Q, T], [Q, T], [Q, T, D]) of `inter`."""
+        """The partials ([T, 1], [T, 1], [T, D]) of one pseudo-query out of those of `inter`, with a leading [Q]."""
         return Partials(self.top[i], self.weight[i], self.acc[i])
 
 
@@ -36,16 +36,16 @@ def inter(bank: Tensor, ws: Tensor, eps: float) -> Partials:
     """Phase one: bank [N, T, D] (N may be 0) against the pseudo-queries ws [Q, D]."""
     blocks, tokens, dim = bank.shape
     if blocks == 0:
-        top = torch.full((ws.shape[0], tokens), float("-inf"), device=bank.device)
-        return Partials(top, torch.zeros_like(top), torch.zeros(*top.shape, dim, device=bank.device))
+        top = torch.full((ws.shape[0], tokens, 1), float("-inf"), device=bank.device)
+        return Partials(top, torch.zeros_like(top), torch.zeros(ws.shape[0], tokens, dim, device=bank.device))
     v = bank.float()
     scores = exact.linear(v, ws) * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
-    by_query = scores.permute(2, 1, 0)
-    top = by_query.amax(-1)
-    p = torch.exp(by_query - top[..., None])
-    weight, acc = p[..., 0], p[..., 0, None] * v[0]
+    by_block = scores.transpose(1, 2)[..., None]
+    top = by_block.amax(0)
+    p = torch.exp(by_block - top)
+    weight, acc = p[0], p[0] * v[0]
     for n in range(1, blocks):
-        weight, acc = weight + p[..., n], acc + p[..., n, None] * v[n]
+        weight, acc = weight + p[n], acc + p[n] * v[n]
     return Partials(top, weight, acc)
 
 
@@ -54,8 +54,8 @@ def merge(partial: Partials, p: Tensor, w: Tensor, eps: float) -> Tensor:
     D].
     """
     v = p.float()
-    score = (v * w).sum(-1) * torch.rsqrt(v.square().mean(-1) + eps)
+    score = (v * w).sum(-1, keepdim=True) * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
     top = torch.maximum(partial.top, score)
     keep, own = torch.exp(partial.top - top), torch.exp(score - top)
     total = partial.weight * keep + own
-    return ((partial.acc * keep[:, None] + v * own[:, None]) / total[:, None]).to(p.dtype)
+    return ((partial.acc * keep + v * own) / total).to(p.dtype)

@@ -23,7 +23,5 @@ def short_conv_step(x: Tensor, weight: Tensor, tails: Tensor) -> tuple[Tensor, T
     """One token of each of B sequences: x [B, C], weight [C, W], tails [B, W-1, C]: (y [B, C], the next tails)."""
     history = torch.cat((tails.to(x.dtype), x[:, None]), dim=1)
     taps = weight.t().contiguous().float()
-    total = history[:, 0].float() * taps[0]
-    for tap in range(1, weight.shape[1]):
-        total = total + history[:, tap].float() * taps[tap]
+    total = (history.float() * taps).sum(1)
     return exact.silu(total).to(x.dtype), history[:, 1:]

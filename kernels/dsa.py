@@ -78,9 +78,8 @@ def top_k(scores: Tensor, k: int) -> Tensor:
         chosen = torch.arange(length, device=scores.device).expand(scores.shape[0], -1)
         return _ascending(chosen, scores > float("-inf"), k)
     values, chosen = _largest(scores, k + 1)
-    cut = values[:, k - 1 : k]
-    tied = (values[:, k] == cut[:, 0]) & (cut[:, 0] > float("-inf"))
-    chosen = chosen[:, :k]
+    cut, chosen = values[:, k - 1 : k], chosen[:, :k]
+    tied = ((values[:, k:] == cut) & (cut > float("-inf"))).squeeze(1)
     if tied.any():
         chosen[tied] = _top_k_of_tied(scores[tied], cut[tied], k)
     return _ascending(chosen, values[:, :k] > float("-inf"), k)

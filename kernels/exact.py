@@ -21,8 +21,9 @@ def pad_rows(x: Tensor, multiple: int = ROWS) -> Tensor:
 
 def linear(x: Tensor, w: Tensor) -> Tensor:
     """x [..., in] times w [out, in] transposed: [..., out], in the dtype of x."""
-    flat = x.reshape(-1, x.shape[-1]).contiguous()
-    return F.linear(pad_rows(flat), w)[: flat.shape[0]].reshape(*x.shape[:-1], w.shape[0])
+    flat = (x if x.dim() == 2 else x.reshape(-1, x.shape[-1])).contiguous()
+    rows = F.linear(pad_rows(flat), w)[: flat.shape[0]]
+    return rows if x.dim() == 2 else rows.reshape(*x.shape[:-1], w.shape[0])
 
 
 def head_linear(x: Tensor, w: Tensor) -> Tensor:
@@ -31,11 +32,11 @@ def head_linear(x: Tensor, w: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    return 1.0 / (1.0 + torch.exp(-x))
+    return torch.reciprocal(torch.exp(-x) + 1.0)
 
 
 def silu(x: Tensor) -> Tensor:
-    return x / (1.0 + torch.exp(-x))
+    return x / (torch.exp(-x) + 1.0)
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def glu(gate: Tensor, up: Tensor, shape: ModelShape) -> Tensor:
     if shape.activation == "silu":
         return (exact.silu(g) * u).to(gate.dtype)
     b, c = shape.situ_beta, shape.situ_linear_beta
-    return ((b * torch.tanh(g / b) * exact.sigmoid(g)) * (c * torch.tanh(u / c))).to(gate.dtype)
+    return (torch.tanh(g / b) * torch.tanh(u / c) * (b * c) / (torch.exp(-g) + 1.0)).to(gate.dtype)
 
 
 def route(x: Tensor, gate_w: Tensor, bias: Tensor, k: int, scaling: float, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -85,21 +85,18 @@ def experts(z: Tensor, chosen: Tensor, weights: Tensor, w: Experts, shape: Model
     """
     tokens, k = chosen.shape
     order = chosen.flatten().argsort(stable=True)
-    used, counts = torch.unique_consecutive(chosen.flatten()[order], return_counts=True)
+    used, place, counts = torch.unique_consecutive(
+        chosen.flatten().index_select(0, order), return_inverse=True, return_counts=True
+    )
     slab = -(-int(counts.max()) // exact.ROWS) * exact.ROWS
     first = counts.cumsum(0) - counts
-    place = torch.arange(len(order), device=z.device) - first.repeat_interleave(counts)
-    place = place + slab * torch.arange(len(used), device=z.device).repeat_interleave(counts)
+    place = place * slab + torch.arange(len(order), device=z.device) - first.index_select(0, place)
     rows = z.new_zeros(len(used) * slab, z.shape[1])
     rows.index_copy_(0, place, z.index_select(0, order // k))
     out = _slabs(rows.view(len(used), slab, -1), used, w, shape).view(len(used) * slab, -1)
     per_choice = torch.empty(tokens * k, out.shape[1], dtype=torch.float32, device=z.device)
     per_choice.index_copy_(0, order, out.index_select(0, place).float())
-    weighted = per_choice.view(tokens, k, -1) * weights[..., None]
-    total = weighted[:, 0]
-    for slot in range(1, k):
-        total = total + weighted[:, slot]
-    return total.to(z.dtype)
+    return (per_choice.view(tokens, k, -1) * weights[..., None]).sum(1).to(z.dtype)
 
 
 def _slabs(rows: Tensor, used: Tensor, w: Experts, shape: ModelShape) -> Tensor:
