@@ -116,8 +116,8 @@ def sparse_attend(q: Tensor, rows: Tensor, idx: Tensor, w_uk: Tensor, w_uv: Tens
     """Absorbed attention of each query over its chosen rows; with top-k >= length the same bits as `mla.attend_decode`.
 
     q [T, H, nope+pe] (T tokens of one sequence, or one token of each of T sequences); rows [T, k, r+pe] gathered at
-    idx.clamp(min=0); idx [T, k] as `top_k` gives it (-1: no row); w_uk [H, nope, r]; w_uv [H, r, v]. Returns o [T, H,
-    v].
+    idx.clamp(min=0); idx [T, k] as `top_k` gives it (-1: no row); w_uk [H, nope, r]; w_uv [H, r, v].
+    Returns o [T, H, v].
     """
     latent = mla.attend_latent(mla.absorb(q, w_uk), rows, idx >= 0, w_uk.shape[-1])
     return exact.head_linear(latent, w_uv.float()).to(q.dtype)
