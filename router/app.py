@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.ops.exposition import CONTENT_TYPE, render
-from forebay.router import log
 from forebay.router.ask import TextSide
 from forebay.router.classes import key_name
 from forebay.router.config import RouterConfig
@@ -22,6 +21,7 @@ from forebay.router.gate import Gate
 from forebay.router.http_edge import encode
 from forebay.router.ingress_client import IngressClient
 from forebay.router.liveness import Liveness
+from forebay.router.log import Log
 from forebay.router.memory import SessionMemory
 from forebay.router.outcome import ApiError, Outcome
 from forebay.router.probes import probing
@@ -45,8 +45,11 @@ def make_fleet(config: RouterConfig) -> Fleet:
     )
 
 
-def create_app(config: RouterConfig, write_log: log.Log = log.to_stderr) -> Starlette:
-    """The router. `app.state.door` closes it (see Door); leaving the lifespan ends what is still open."""
+def create_app(config: RouterConfig, write_log: Log) -> Starlette:
+    """The router; a line of its log is a call of `write_log`.
+
+    `app.state.door` closes it (see Door); leaving the lifespan ends what is still open.
+    """
     fleet, door = make_fleet(config), Door(config.open_requests_max)
 
     @asynccontextmanager

@@ -44,7 +44,7 @@ class Buckets:
     def affordable(self, name: str, tokens: float) -> bool:
         own = self._levels[name]
         need = self.need(name, tokens)
-        return own >= need or max(own, 0.0) + self._spare >= need
+        return own >= need or (self._classes[name].borrows and max(own, 0.0) + self._spare >= need)
 
     def own_part(self, name: str, tokens: float) -> float:
         """How much `take` would take from the class's own bucket; the rest is borrowed."""

@@ -2,7 +2,7 @@
 
 Each class has a rate of uncached prefill tokens (bucket.py: bursts, debt, lending) and a number of resident bytes.
 Bytes are held for as long as an answer runs, so what was lent could not be taken back in bounded time: a class's
-own bytes are never lent; `shared_bytes` are there for whichever class has used up its own.
+own bytes are never lent; `shared_bytes` are there for whichever class that borrows has used up its own.
 
 A machine without I/O or clock: every call takes `now` in seconds of one monotonic clock. A ticket is the caller's from
 `Granted` until `close`.
@@ -88,7 +88,7 @@ class Ledger:
             id=next(self._ids),
             session=session,
             tokens=tokens,
-            bytes=min(nbytes, lane.config.resident_bytes + self._shared_bytes),
+            bytes=min(nbytes, lane.config.resident_bytes + self._shared_for(lane)),
             kept=kept,
             until=now + lane.config.queue_wait_s,
         )
@@ -193,7 +193,10 @@ class Ledger:
 
     def _bytes_limit(self, lane: Lane) -> int:
         others = sum(self._shared_used(each) for each in self._lanes.values() if each is not lane)
-        return lane.config.resident_bytes + self._shared_bytes - others
+        return lane.config.resident_bytes + max(0, self._shared_for(lane) - others)
+
+    def _shared_for(self, lane: Lane) -> int:
+        return self._shared_bytes if lane.config.borrows else 0
 
     def _wait_s(self, lane: Lane, waiter: Waiter, now: float) -> float:
         """Until the waiter's turn, by the class's own rate alone: the spare can only make it shorter."""

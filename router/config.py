@@ -45,7 +45,8 @@ class ApiKey:
 class ClassConfig:
     """A class and its two budgets in each cluster: uncached prefill tokens (rate, burst) and resident bytes.
 
-    `queue_wait_s` is how long a request may wait for admission; lower `priority` goes first in a cluster.
+    `queue_wait_s` is how long a request may wait for admission; lower `priority` goes first in a cluster. `borrows`:
+    the class may use what others leave unused (bucket.py) and the shared bytes.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ClassConfig:
     resident_bytes: int
     queue_requests: int = 64
     queue_wait_s: float = 10.0
+    borrows: bool = True
 
     def __post_init__(self) -> None:
         assert self.prefill_tokens_per_s > 0
@@ -76,11 +78,19 @@ class ClassRule:
     uncached_tokens_max: int | None = None
 
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
+# Sized for the built-in model on a small machine: batch work runs beside the others, never in their way.
 DEFAULT_CLASSES = (
-    ClassConfig(name="interactive", priority=0, prefill_tokens_per_s=8000, burst_tokens=32_000, resident_bytes=4 * GIB),
-    ClassConfig(name="agent", priority=1, prefill_tokens_per_s=8000, burst_tokens=64_000, resident_bytes=8 * GIB),
-    ClassConfig(name="batch", priority=2, prefill_tokens_per_s=1000, burst_tokens=8_000, resident_bytes=2 * GIB),
+    ClassConfig(name="interactive", priority=0, prefill_tokens_per_s=4000, burst_tokens=32_000, resident_bytes=4 * GIB),
+    ClassConfig(name="agent", priority=1, prefill_tokens_per_s=4000, burst_tokens=64_000, resident_bytes=8 * GIB),
+    ClassConfig(
+        name="batch",
+        priority=2,
+        prefill_tokens_per_s=200,
+        burst_tokens=2000,
+        resident_bytes=16 * MIB,
+        borrows=False,
+    ),
 )
 DEFAULT_RULES = (
     ClassRule(class_name="batch", keys=("batch",)),

@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
 import uvloop
+from starlette.applications import Starlette
 
+from forebay.router import log
 from forebay.router.app import create_app
 from forebay.router.config import RouterConfig
 from forebay.router.door import Door
@@ -27,11 +31,14 @@ class _Server(uvicorn.Server):
 
 def serve(config: RouterConfig, sock: socket.socket | None = None, on_started: Callable[[], None] | None = None) -> int:
     """Run the router in this process, on `sock` where one is given. Returns the exit status."""
-    return uvloop.run(_serve(config, sock, on_started))
+    # Not sys.stderr itself: whoever is stuck in writing to it would hold its lock when the interpreter ends.
+    with open(os.dup(sys.stderr.fileno()), "wb", buffering=0) as out, log.writing(out) as write_log:
+        return uvloop.run(_serve(create_app(config, write_log), config, sock, on_started))
 
 
-async def _serve(config: RouterConfig, sock: socket.socket | None, on_started: Callable[[], None] | None) -> int:
-    app = create_app(config)
+async def _serve(
+    app: Starlette, config: RouterConfig, sock: socket.socket | None, on_started: Callable[[], None] | None
+) -> int:
     server = _Server(
         uvicorn.Config(
             app,

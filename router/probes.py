@@ -13,9 +13,11 @@ from forebay.router.liveness import Liveness
 async def probing(
     client: IngressClient, liveness: Liveness, clusters: list[str], every_s: float
 ) -> AsyncIterator[None]:
-    """Probe while the context is open. Each cluster has a loop of its own: a slow one delays no other's."""
+    """Probe while the context is open, once before it opens. Each cluster has a loop of its own: a slow one delays no
+    other's."""
+    await asyncio.gather(*(_probe(client, liveness, cluster) for cluster in clusters))
     async with asyncio.TaskGroup() as group:
-        loops = [group.create_task(_probe(client, liveness, cluster, every_s)) for cluster in clusters]
+        loops = [group.create_task(_probe_for_ever(client, liveness, cluster, every_s)) for cluster in clusters]
         try:
             yield
         finally:
@@ -23,11 +25,15 @@ async def probing(
                 each.cancel()
 
 
-async def _probe(client: IngressClient, liveness: Liveness, cluster: str, every_s: float) -> None:
+async def _probe_for_ever(client: IngressClient, liveness: Liveness, cluster: str, every_s: float) -> None:
     while True:
-        probe = await client.probe(cluster)
-        now = time.monotonic()
-        liveness.observe(cluster, probe, now)
-        if cluster in liveness.hung(now):
-            client.cut(cluster)
         await asyncio.sleep(every_s)
+        await _probe(client, liveness, cluster)
+
+
+async def _probe(client: IngressClient, liveness: Liveness, cluster: str) -> None:
+    probe = await client.probe(cluster)
+    now = time.monotonic()
+    liveness.observe(cluster, probe, now)
+    if cluster in liveness.hung(now):
+        client.cut(cluster)

@@ -1,5 +1,6 @@
 """Budgets against a twin that counts in ticks, and their laws: shares, debt, lending, queues, a true Retry-After."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -292,6 +293,18 @@ def test_unused_budget_is_lent_and_no_more_than_the_spare():
     assert taken["alone"] == pytest.approx(32 * 30, abs=16)
     assert taken["shared"] == pytest.approx((32 + 64) * 30, abs=16), "what a does not use, b may"
     assert level(book, "a", 60.0) == 128
+
+
+def test_a_class_that_does_not_borrow_lives_on_its_own():
+    alone = replace(B, borrows=False)
+    book = ledger(A, alone)
+    drain(book, "b", now=30.0)
+    waiting = book.reserve("b", "s", 32, 0, 30.0)
+    assert isinstance(waiting, Waiting)
+    book.abandon(waiting.id)
+    assert book.reserve("b", "s", 16, 0, 30.5).ticket.tokens == 16
+    assert book.reserve("b", "t", 0, 10**9, 30.5).ticket.bytes == B.resident_bytes
+    book.check()
 
 
 def test_underestimated_work_is_a_debt_and_overestimated_is_given_back():

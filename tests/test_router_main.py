@@ -15,6 +15,8 @@ import pytest
 from fake_ingress import FakeIngress, running, until
 from router_house import BLOCK, body, events, say, tokenizer_folder
 
+from forebay.router import log
+
 SCRIPT = """
 import sys
 from forebay.router.config import ClusterConfig, ModelConfig, RouterConfig
@@ -101,3 +103,30 @@ def test_an_idle_router_ends_at_once(tmp_path):
     with process(tmp_path, 60) as (router, _, _fake):
         os.kill(router.pid, signal.SIGINT)
         assert router.wait(5) == 0
+
+
+def test_a_log_that_nobody_reads_stops_no_answer(tmp_path):
+    with process(tmp_path, 5) as (router, base, _fake), httpx.Client() as client:
+        for _ in range(250):  # far more lines than a pipe holds
+            ask = {"model": "tiny", "prompt": "x", "max_tokens": 1, "user": "u"}
+            assert client.post(f"{base}/v1/completions", json=ask).status_code == 200
+        os.kill(router.pid, signal.SIGTERM)
+        assert router.wait(10) == 0
+
+
+def test_lines_that_find_no_room_are_counted(monkeypatch):
+    monkeypatch.setattr(log, "QUEUED_LINES", 2)
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    with open(write_end, "wb", buffering=0) as out, log.writing(out) as write:
+        for line in range(3000):
+            write({"line": line, "filler": "x" * 100})
+        until(lambda: write({"last": True}) is None and _told(read_end))
+    os.close(read_end)
+
+
+def _told(read_end):
+    time.sleep(0.01)
+    with contextlib.suppress(BlockingIOError):
+        return b"lines_dropped" in os.read(read_end, 65536)
+    return False
