@@ -1,0 +1,36 @@
+"""Sessions stay where their cache is."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from endpoint import Endpoint
+
+pytestmark = pytest.mark.endpoint
+
+
+def turns_of(endpoint: Endpoint, session: str, turns: int) -> list[str]:
+    """The cluster that answered each turn."""
+    messages: list[dict[str, str]] = []
+    clusters = []
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"{session} asks again, turn {turn}, at some length"})
+        answer = httpx.post(
+            f"{endpoint.url}/v1/chat/completions",
+            json={"model": endpoint.model, "messages": messages, "max_tokens": 4},
+            headers={"x-session-id": session},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        clusters.append(answer.headers["x-forebay-cluster"])
+        messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"] or ""})
+    return clusters
+
+
+def test_every_turn_of_twenty_sessions_is_answered_by_its_primary(endpoint: Endpoint) -> None:
+    sessions = [f"pinned-{n}" for n in range(20)]
+    with ThreadPoolExecutor(4) as pool:
+        clusters = list(pool.map(lambda session: turns_of(endpoint, session, 3), sessions))
+    assert all(len(set(of_session)) == 1 for of_session in clusters)
+    assert {of_session[0] for of_session in clusters} == {"c1", "c2"}
+    assert [of_session[0] for of_session in clusters] == [endpoint.route(session)[0] for session in sessions]
