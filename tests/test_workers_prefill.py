@@ -117,8 +117,19 @@ def test_who_does_not_fit_now_waits_and_nobody_is_admitted_past_it(make):
     worker.submit(job_of("half", 60), NORTH, 0.0)  # 16 + 8 + 5 pages
     worker.step(0.0)
     worker.submit(job_of("most", 50, seed=1), NORTH, 0.0)  # 14 + 8 + 5 pages
-    worker.submit(job_of("small", 52, seed=2), NORTH, 0.0)
+    worker.submit(replace(job_of("small", 9, seed=2), priority=1), NORTH, 0.0)  # 4 + 2 + 5 pages: would fit
     assert list(until_idle(worker)) == ["half", "most", "small"]
+
+
+def test_rows_that_were_never_computed_never_match(make):
+    worker = make()
+    worker.submit(job_of("a", 40), NORTH, 0.0)
+    worker.step(0.0)
+    worker.cancel("a")
+    for cached in (0, 36):
+        worker.submit(job_of("a", 40), NORTH, 0.0)
+        outcome = until_idle(worker)["a"]
+        assert (outcome.first.id, outcome.cached_tokens) == (answer(job_of("a", 40))[0], cached)
 
 
 def test_who_can_never_fit_is_refused(make):

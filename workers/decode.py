@@ -52,10 +52,10 @@ class _Sequence:
 
     @property
     def finish(self) -> FinishReason | None:
-        sampling = self.job.sampling
-        if 0 < self.generated >= sampling.min_tokens and self.ids[-1] in sampling.stop_ids:
+        """A stop id ends it: sampling draws none before `min_tokens`."""
+        if self.generated and self.ids[-1] in self.job.sampling.stop_ids:
             return "stop"
-        return "length" if self.generated >= sampling.max_tokens else None
+        return "length" if self.generated >= self.job.sampling.max_tokens else None
 
     def append(self, choice: TokenChoice) -> None:
         self.ids.append(choice.id)
