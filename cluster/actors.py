@@ -62,9 +62,9 @@ def _die_with(task: "asyncio.Task[None]") -> None:
         os._exit(70)
 
 
-def start_ray(folder: Path, object_store_bytes: int) -> None:
-    """One Ray instance on loopback, all its files in `folder`, nothing printed."""
-    ray.init(
+def start_ray(folder: Path, object_store_bytes: int) -> str:
+    """One Ray instance on loopback, all its files in `folder`, nothing printed. Returns its address."""
+    context: Any = ray.init(
         num_cpus=os.cpu_count(),
         include_dashboard=False,
         object_store_memory=object_store_bytes,
@@ -76,6 +76,7 @@ def start_ray(folder: Path, object_store_bytes: int) -> None:
     )
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
+    return str(context.address_info["address"])
 
 
 def start_ingress(cluster: str, host: str, port: int) -> Any:

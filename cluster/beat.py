@@ -19,7 +19,10 @@ ANSWER_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """`worker` is the replica's id in Serve: what a call is pinned to. `pulse.turned_at` is the worker's own clock."""
+    """`worker` is the replica's id in Serve: what a call is pinned to. `pulse.turned_at` is the worker's own clock.
+
+    `freed_after_s`: when an ingress was last found gone, how long after its last answer all that it held was free.
+    """
 
     worker: str
     kind: Kind
@@ -27,6 +30,7 @@ class Beat:
     node: str
     pulse: Pulse
     stalled_s: float
+    freed_after_s: float | None = None
 
 
 @dataclass(slots=True)

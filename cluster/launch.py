@@ -25,7 +25,7 @@ from forebay.cluster import processes
 from forebay.cluster.config import KINDS, EndpointConfig, router_config, worker_config
 from forebay.cluster.model_facts import FactsReader, ModelError, ModelFacts
 from forebay.cluster.rundir import RunDir, RunDirTaken
-from forebay.cluster.start_checks import StartError, bind, check_memory, check_ports
+from forebay.cluster.start_checks import StartError, bind, check_memory, check_model, check_ports, check_run_dir
 from forebay.router.config import ModelConfig
 
 READY_S = 180.0
@@ -56,6 +56,8 @@ def _up(config: EndpointConfig) -> int:
         print(f"[{time.monotonic() - started:5.1f} s] {text}", flush=True)
 
     try:
+        check_run_dir(config)
+        check_model(config)
         with RunDir(config.run_path) as run:
             return _run(config, run, say)
     except Stopped:
@@ -101,12 +103,12 @@ def _run(config: EndpointConfig, run: RunDir, say: Say) -> int:
     with contextlib.closing(door), _recorded(run):
         say(f"model {config.model}: reading")
         reader = FactsReader(config.model, worker_config(config, "decode", "").block_tokens)
-        _start_ray(config, run, say)
+        address = _start_ray(config, run, say)
         facts = reader.wait()
         check_memory(config, facts.weight_bytes)
         say(f"model {config.model}: {facts.folder}")
         _start_clusters(replace(config, model=facts.folder), str(memory), say)
-        return _serve(config, run, facts, door, say)
+        return _serve(config, run, facts, door, say, address)
 
 
 @contextlib.contextmanager
@@ -130,16 +132,17 @@ def _recorded(run: RunDir) -> Iterator[None]:
         processes.end(processes.descendants([os.getpid()]))
 
 
-def _start_ray(config: EndpointConfig, run: RunDir, say: Say) -> None:
+def _start_ray(config: EndpointConfig, run: RunDir, say: Say) -> str:
     # Read when Ray is imported: it makes a Ray that no other machine can reach, all on loopback.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     from forebay.cluster import actors
 
-    actors.start_ray(run.path / "ray", config.object_store_bytes)
+    address = actors.start_ray(run.path / "ray", config.object_store_bytes)
     # Ray has put its own handlers in their place, which exit in the middle of whatever runs.
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
     say("Ray is up")
+    return address
 
 
 def _start_clusters(config: EndpointConfig, memory: str, say: Say) -> None:
@@ -198,7 +201,9 @@ def _workers_line(name: str, status: dict[str, Any] | None, config: EndpointConf
     return f"{name}: " + " ".join(counts)
 
 
-def _serve(config: EndpointConfig, run: RunDir, facts: ModelFacts, door: socket.socket, say: Say) -> int:
+def _serve(
+    config: EndpointConfig, run: RunDir, facts: ModelFacts, door: socket.socket, say: Say, ray_address: str
+) -> int:
     from forebay.router.main import serve
 
     model = ModelConfig(
@@ -213,7 +218,7 @@ def _serve(config: EndpointConfig, run: RunDir, facts: ModelFacts, door: socket.
     )
 
     def ready() -> None:
-        run.publish(_endpoint(config, run, "ready"))
+        run.publish(_endpoint(config, run, "ready") | {"ray": ray_address})
         say("ready\n" + _welcome(config))
 
     status = serve(router_config(config, model), door, ready)

@@ -38,6 +38,8 @@ class Replica:
         self._loop = StepLoop(worker, self._deliver)
         self._loop.start()
         self._heart = Heart()
+        self._answered_at = time.monotonic()
+        self._freed_after_s: float | None = None
         self._beating = asyncio.create_task(self._beat_on(send_beat))
 
     def check_health(self) -> None:
@@ -71,19 +73,33 @@ class Replica:
             holder = await asyncio.wait_for(send_beat(self._say()), ANSWER_S)
         except Exception:  # whatever kept the answer away, it is a failed beat
             return self._heart.failed(time.monotonic())
-        return self._heart.answered(holder)
+        gone = self._heart.answered(holder)
+        if gone is None:
+            self._answered_at = time.monotonic()
+        return gone
 
     def _say(self) -> Beat:
         pulse = self._loop.pulse
         stalled_s = pulse.stalled_s(time.monotonic())
         return Beat(
-            worker=self.name, kind=self.kind, pid=os.getpid(), node=self._node, pulse=pulse, stalled_s=stalled_s
+            worker=self.name,
+            kind=self.kind,
+            pid=os.getpid(),
+            node=self._node,
+            pulse=pulse,
+            stalled_s=stalled_s,
+            freed_after_s=self._freed_after_s,
         )
 
     def _release(self, holder: Holder | None) -> None:
         if holder is not None:
-            self._loop.post(lambda: self._loop.worker.release_holder(holder))
+            self._loop.post(lambda: self._free(holder, self._answered_at))
             self._released(holder)
+
+    def _free(self, holder: Holder, answered_at: float) -> None:
+        """In the loop's thread."""
+        self._loop.worker.release_holder(holder)
+        self._freed_after_s = time.monotonic() - answered_at
 
     def _deliver(self, outcomes: list[Any]) -> None:
         raise NotImplementedError

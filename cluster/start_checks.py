@@ -1,13 +1,19 @@
-"""What is looked at before anything starts, so that the answer to a common mistake is one line that says the way out."""
+"""What is looked at before anything starts, so that a common mistake is answered by one line that says the way out."""
 
+import os
 import socket
 from pathlib import Path
 
 from forebay.cluster.config import EndpointConfig
+from forebay.workers.config_fields import FolderError
+from forebay.workers.hf_config import read_config
 
 GIB = 1 << 30
 SERVICE_BYTES = 1536 << 20
 """Ray, Serve, the router and the ingresses of two clusters, measured."""
+
+
+RUN_PATH_CHARS = 107 - len("/ray/session_2026-11-30_23-59-59_999999_9999999/sockets/plasma_store")
 
 
 class StartError(Exception):
@@ -28,6 +34,25 @@ def bind(host: str, port: int, key: str) -> socket.socket:
         bound.close()
         raise StartError(f"port {port} on {host}: {error.strerror}: choose another with {key}") from None
     return bound
+
+
+def check_run_dir(config: EndpointConfig) -> None:
+    """Ray's sockets lie below the run folder, and the system bounds their names."""
+    path = str(config.run_path.absolute())
+    if len(path) > RUN_PATH_CHARS:
+        raise StartError(f"run_dir {path}: more than {RUN_PATH_CHARS} characters: choose a shorter one with --run-dir")
+
+
+def check_model(config: EndpointConfig) -> None:
+    """What can be said of a folder without torch, so before anything is waited for."""
+    folder = Path(config.model)
+    if folder.is_dir():
+        try:
+            read_config(folder)
+        except FolderError as error:
+            raise StartError(str(error)) from None
+    elif os.sep in config.model:
+        raise StartError(f"model {config.model}: no such folder")
 
 
 def check_ports(config: EndpointConfig) -> None:

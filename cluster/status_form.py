@@ -18,6 +18,7 @@ def worker_status(entry: Entry, state: State) -> dict[str, Any]:
         "slots": stats.slots,
         "slots_used": stats.slots_used,
         "handoffs": stats.handoffs,
+        "freed_after_s": entry.beat.freed_after_s,
         "pages": {
             tier.tier: {
                 "free": tier.free_pages,

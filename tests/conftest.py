@@ -39,7 +39,7 @@ def examples(request: pytest.FixtureRequest) -> Callable[[int], int]:
 
 
 @pytest.fixture(scope="session")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[endpoints.Endpoint]:
+def endpoint() -> Iterator[endpoints.Endpoint]:
     """One endpoint for all tests that leave it as they found it."""
-    with endpoints.running(tmp_path_factory.mktemp("up", numbered=True)) as running:
+    with endpoints.short_folder() as folder, endpoints.running(folder) as running:
         yield running

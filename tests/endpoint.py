@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -70,6 +71,11 @@ class Endpoint:
 
         wait_until(ready, wait_s, f"{clusters} did not come back")
 
+    def published(self) -> dict[str, Any]:
+        """What `up` wrote of itself into its run folder."""
+        found: dict[str, Any] = json.loads((self.run_dir / "endpoint.json").read_text())
+        return found
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=30)
@@ -94,6 +100,13 @@ def free_ports(count: int) -> list[int]:
                 held.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return list(range(first, first + count))
     raise AssertionError("no free ports")
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Ray's sockets lie below a run folder, so pytest's own folders have too long names."""
+    with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager
