@@ -1,5 +1,6 @@
 """demo-random: an ordinary folder, made once, whose logits show a wrong prefix, state or index."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,15 @@ from forebay.workers.step_pages import PageTable
 TEXT = (
     b"Water that is ready above the turbines' gates: prefill fills the basin, decode draws from it, and gates admit. "
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small make a second thread wait more than work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The forward pass: bit-exactness however a prompt is split, paged and batched; decode agrees with prefill."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,15 @@ from forebay.kernels.kda import CHUNK
 from forebay.kvstore.device import DevicePool
 from forebay.workers.model import Model
 from forebay.workers.step_pages import PageTable
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small make a second thread wait more than work; one test below asks for two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
@@ -51,6 +61,16 @@ def test_prefill_is_the_same_however_it_is_split_and_paged(model: Model, n_token
         logits, left = prefilled(model, ids, cuts, seed=1)
         assert torch.equal(logits, whole[0])
         assert all(torch.equal(a, b) for a, b in zip(left, whole[1], strict=True))
+
+
+def test_two_threads_are_as_exact_as_one(tmp_path: Path) -> None:
+    model = small_model("demo", tmp_path)
+    ids = random_ids(model, 200, seed=2)
+    torch.set_num_threads(2)
+    whole, split = (prefilled(model, ids, cuts, seed=4) for cuts in ([], [64, 160]))
+    torch.set_num_threads(1)
+    assert torch.equal(whole[0], split[0])
+    assert all(torch.equal(a, b) for a, b in zip(whole[1], split[1], strict=True))
 
 
 def test_all_logits_end_with_the_last_ones_and_see_no_later_token(model: Model) -> None:
