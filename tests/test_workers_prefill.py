@@ -114,7 +114,7 @@ def test_priority_goes_first(make):
 
 def test_who_does_not_fit_now_waits_and_nobody_is_admitted_past_it(make):
     worker = make(device_pages=48, host_pages=0)
-    worker.submit(job_of("half", 60), NORTH, 0.0)  # 16 + 8 + 5 pages
+    worker.submit(replace(job_of("half", 60), priority=2), NORTH, 0.0)  # 16 + 8 + 5 pages
     worker.step(0.0)
     worker.submit(job_of("most", 50, seed=1), NORTH, 0.0)  # 14 + 8 + 5 pages
     worker.submit(replace(job_of("small", 9, seed=2), priority=1), NORTH, 0.0)  # 4 + 2 + 5 pages: would fit
