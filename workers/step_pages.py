@@ -47,9 +47,12 @@ class StepRows:
         return self.view.index_select(0, self.tables[place].flatten()).view(batch, -1, self.view.shape[2])
 
     def take(self, place: int, positions: Tensor) -> Tensor:
-        """Rows [M, k, elements] at positions int64 [M, k] of each token's own sequence."""
+        """Rows [M, k, elements] at positions int64 [M, k] of each token's own sequence, of a group that fills its pages."""
+        assert self.view.is_contiguous(), "rows lie one after another through the whole pool"
         table = self.tables[place].expand(len(positions), -1)
-        return self.view[table.gather(1, positions // self.page_tokens), positions % self.page_tokens]
+        page = positions // self.page_tokens
+        row = table.gather(1, page) * self.page_tokens + (positions - page * self.page_tokens)
+        return self.view.flatten(0, 1).index_select(0, row.flatten()).view(*positions.shape, -1)
 
 
 class StepStates:
