@@ -74,6 +74,22 @@ def test_a_hit_in_the_host_comes_back(memory: Memory) -> None:
     assert stats.evicted_pages["device", "saved"] == 6 + 2 + 4
 
 
+@pytest.mark.parametrize("device_pages", range(18, 60, 6))
+def test_sessions_take_turns_on_a_device_too_small_for_them(tmp_path: Path, device_pages: int) -> None:
+    """Every turn evicts others' pages and copies into them: what was evicted was saved before it was overwritten."""
+    memory = make_memory(LAYOUT, replace(config(tmp_path), device_bytes=device_pages * LAYOUT.page_bytes), "twin")
+    sessions = [[session] * 14 for session in range(3)]
+    for turn in range(24):
+        ids = sessions[turn % 3]
+        serve(memory, ids)
+        if turn % 2:
+            serve(memory, [*ids, 9, 9])
+        ids += [turn % 7] * (turn % 4)
+        memory.store.check()
+    assert memory.store.stats().evicted_pages["device", "saved"] > 0 or device_pages > 40
+    memory.close()
+
+
 def test_restored_rows_are_shared_again(memory: Memory) -> None:
     ids = pushed_out(memory)
     with open_lease(memory, [*ids, 1]) as lease:
