@@ -47,7 +47,7 @@ class StepRows:
         return self.view.index_select(0, self.tables[place].flatten()).view(batch, -1, self.view.shape[2])
 
     def take(self, place: int, positions: Tensor) -> Tensor:
-        """Rows [M, k, elements] at positions int64 [M, k] of each token's own sequence, of a group that fills its pages."""
+        """Rows [M, k, elements] at positions int64 [M, k] of each token's own sequence; the group fills its pages."""
         assert self.view.is_contiguous(), "rows lie one after another through the whole pool"
         table = self.tables[place].expand(len(positions), -1)
         page = positions // self.page_tokens
