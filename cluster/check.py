@@ -1,6 +1,7 @@
 """`forebay check ...`: a line a case as it comes, `N passed, N failed` at the end, status 1 where one failed."""
 
 import sys
+from pathlib import Path
 
 
 class Tally:
@@ -13,11 +14,26 @@ class Tally:
         word = {True: "pass", False: "FAIL", None: "----"}[passed]
         self.passed += passed is True
         self.failed += passed is False
-        print(f"{word}  {name:44} {detail}", flush=True)
+        print(f"{word}  {name:52} {detail}", flush=True)
 
     def close(self) -> int:
         print(f"{self.passed} passed, {self.failed} failed")
         return 1 if self.failed or not self.passed else 0
+
+
+def check_golden(folder: Path) -> int:
+    from forebay.workers import golden
+    from forebay.workers.config_fields import FolderError
+
+    tally = Tally()
+    try:
+        for case in golden.check_golden(folder):
+            beside = "" if case.error is None else f"error {case.error:.2e}, tolerance {case.tolerance:.2e}  "
+            tally.line(case.passed, case.name, beside + case.detail)
+    except FolderError as error:
+        print(f"forebay: {error}", file=sys.stderr)
+        return 2
+    return tally.close()
 
 
 def check_resume(model: str, plant: str | None) -> int:

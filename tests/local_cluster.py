@@ -31,7 +31,7 @@ class LocalPromise:
         self.lost: Lost | None = None
 
     async def wait(self) -> Any:
-        done, _ = await asyncio.wait([self.task])
+        await asyncio.wait([self.task])
         if self.lost is not None:
             return self.lost
         if self.task.cancelled():
@@ -147,7 +147,7 @@ class LocalCluster:
 
     def start(self, worker: str, job: Job, prefilled: Any, holder: Holder, stream: str) -> LocalPromise:
         async def start(replica: Any) -> Failure | Misrouted | Lost | None:
-            done, _ = await asyncio.wait([prefilled.task])
+            await asyncio.wait([prefilled.task])
             if prefilled.task.cancelled():
                 return Lost(worker=worker, reason="unreachable", detail="the prefill was not done")
             return await replica.start(job, prefilled.task.result(), holder, stream, worker)

@@ -1,4 +1,4 @@
-"""The thread that owns a worker: order of calls and steps, what is said of a step that hangs, death by a broken invariant."""
+"""The thread that owns a worker: the order of calls and steps, what is said of a step that hangs, how it dies."""
 
 import asyncio
 import threading
