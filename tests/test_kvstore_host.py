@@ -90,6 +90,33 @@ def test_sessions_take_turns_on_a_device_too_small_for_them(tmp_path: Path, devi
     memory.close()
 
 
+def test_pages_to_grow_into_are_saved_first(memory: Memory) -> None:
+    ids = list(range(30))
+    serve(memory, ids)
+    lease = memory.open(OWNER, None, n_prompt=1, capacity_tokens=1)
+    assert isinstance(lease, Lease)
+    with lease:
+        assert memory.grow(lease, 48) is None
+        memory.store.check()
+        memory.pool.bytes[lease.pages["latent"].flatten().tolist()] = 255
+    assert memory.store.stats().evicted_pages["device", "saved"] >= 12
+    assert serve(memory, ids)[0] == 28
+
+
+def test_what_leaves_the_device_does_not_leave_the_host_at_once(tmp_path: Path) -> None:
+    """Rows that lie in both tiers need no save when the device needs room: then their host copy is the only one."""
+    sizes = {"device_bytes": 40 * LAYOUT.page_bytes, "host_bytes": 14 * LAYOUT.page_bytes}
+    memory = make_memory(LAYOUT, replace(config(tmp_path), **sizes), "twin")
+    ids, everything = list(range(30)), [9] * 133
+    serve(memory, ids)
+    open_lease(memory, everything).close()
+    assert serve(memory, ids)[0] == 28
+    serve(memory, [7] * 30)
+    open_lease(memory, everything).close()
+    assert memory.store.lookup(memory.store.chain(ids), 30).run_tokens == 28
+    memory.close()
+
+
 def test_restored_rows_are_shared_again(memory: Memory) -> None:
     ids = pushed_out(memory)
     with open_lease(memory, [*ids, 1]) as lease:
