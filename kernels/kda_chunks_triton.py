@@ -144,7 +144,7 @@ def chunk_kernel(
     a = tl.zeros((C, C), tl.float32)
     p_own = tl.zeros((N, B, B), tl.float32)
     a_own = tl.zeros((N, B, B), tl.float32)
-    for part in range(0, D, DP):
+    for part in tl.range(0, D, DP, num_stages=1):
         d = part + tl.arange(0, DP)
         col = (h * D + d)[None, :]
         raw = _load_rows(z, (t * z_stride)[:, None], col, some)
@@ -174,7 +174,7 @@ def chunk_kernel(
         tl.store(w + at, (tl.reshape(kg * from_start, (C, DP)) * b[:, None]).to(kind))
         q_low = tl.reshape(qg, (C, DP)).to(LOW)
         k_low = tl.reshape(kg, (C, DP)).to(LOW)
-        for s in tl.static_range(N):
+        for s in tl.range(0, N, num_stages=1):  # kept a loop: unrolled, it spills
             here = tl.sum(tl.where(r == s, before, 0.0), 0)[None, :]
             if BOUNDED:
                 reach = tl.where(r <= s, tl.exp2(tl.minimum(here - anchor, 0.0)), 0.0)

@@ -34,7 +34,15 @@ def _unit(x):
 
 
 @triton.jit
-def _conv(a, b, c, x, taps, width, row):
+def _row(x, z, beta, r, x_row, z_row, beta_row, col, h, width):
+    """q, k, v before the convolution, raw gate and beta logit of row r."""
+    q, k, v = _vectors(x + r * x_row + col, width)
+    raw = tl.load(z + r * z_row + col).to(tl.float32)
+    return q, k, v, raw, tl.load(beta + r * beta_row + h).to(tl.float32)
+
+
+@triton.jit
+def _conv(a, b, c, x, taps, row):
     """Four taps [4, channels] over three earlier inputs and x, then SiLU."""
     y = a * tl.load(taps).to(tl.float32) + b * tl.load(taps + row).to(tl.float32)
     y += c * tl.load(taps + 2 * row).to(tl.float32) + x * tl.load(taps + 3 * row).to(tl.float32)
@@ -42,63 +50,97 @@ def _conv(a, b, c, x, taps, width, row):
 
 
 @triton.jit
-def _recur(S, q, k, v, raw, b, rate, lower, D: tl.constexpr, BOUNDED: tl.constexpr):
-    """One token on S [K, V]: (S, o). q and k before their norm."""
-    q = _unit(q) * (D**-0.5)
-    k = _unit(k)
-    S = S * tl.exp2(log2_decay(raw, rate, lower, BOUNDED))[:, None]
+def _recur(S, q, k, qk, v, alpha, b):
+    """One token on S [K, V]: (S, o), with q and k normalised and qk their product."""
+    S = S * alpha[:, None]
     read = tl.sum(S * k[:, None], 0)
     out = tl.sum(S * q[:, None], 0)
     u = b * (v - read)
-    return S + k[:, None] * u[None, :], out + u * tl.sum(q * k, 0)
+    return S + k[:, None] * u[None, :], out + u * qk
 
 
 @triton.jit
-def _normed(o, gate, weight, eps, D: tl.constexpr):
-    """RMSNorm of o [D], times sigmoid(gate)."""
-    return o * tl.rsqrt(tl.sum(o * o, 0) / D + eps) * weight * tl.sigmoid(gate)
+def _conv_from(tail, x, taps, row):
+    """Convolve channels whose earlier inputs lie in three rows of the tail; shifts the tail."""
+    one = tl.load(tail).to(tl.float32)
+    two = tl.load(tail + row)
+    three = tl.load(tail + 2 * row)
+    y = _conv(one, two.to(tl.float32), three.to(tl.float32), x, taps, row)
+    tl.store(tail, two)
+    tl.store(tail + row, three)
+    tl.store(tail + 2 * row, x.to(tail.dtype.element_ty))
+    return y
+
+
+@triton.jit
+def _step_columns(
+    corner, x, tail, taps, q, k, qk, alpha, b, e, row, D: tl.constexpr, CONV: tl.constexpr
+):  # fmt: skip
+    """The value columns e: o before its norm; the state and the tail are written back."""
+    d = tl.arange(0, D)
+    at = corner + d[:, None] * D + e[None, :]
+    S = tl.load(at)
+    v = tl.load(x + e).to(tl.float32)
+    if CONV:
+        v = _conv_from(tail + e, v, taps + e, row)
+    S, out = _recur(S, q, k, qk, v, alpha, b)
+    tl.store(at, S)
+    return out
+
+
+@triton.jit
+def _put(o, gate, weight, e, out, scale, NORM: tl.constexpr):
+    """Store o, after norm and output gate where asked."""
+    if NORM:
+        opened = tl.sigmoid(tl.load(gate + e).to(tl.float32))
+        out = out * scale * tl.load(weight + e).to(tl.float32) * opened
+    tl.store(o + e, out.to(o.dtype.element_ty))
 
 
 @triton.jit
 def step_kernel(
     x, z, beta, gate, taps, A_log, dt_bias, norm_weight, states, tails, page, o,
     lower, eps, x_stride, z_stride, beta_stride, gate_stride, o_stride, page_states, page_tails, H,
-    D: tl.constexpr, BOUNDED: tl.constexpr, CONV: tl.constexpr, NORM: tl.constexpr,
+    D: tl.constexpr, HALVES: tl.constexpr, BOUNDED: tl.constexpr, CONV: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (head, sequence). x [B, 3 H D] is q|k|v before the convolution (after SiLU without CONV), z the raw gate,
     beta logits, gate the output gate's logits. `page_*`: elements from page to page of the states and of the tails.
+    HALVES: the state passes through registers in two halves of its columns.
     """
     h = tl.program_id(0)
     n = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, D)
-    e = tl.arange(0, D)
     width = H * D
+    row = 3 * width
     col = h * D + d
     at = tl.load(page + n).to(tl.int64)
-    corner = states + at * page_states + h * D * D + d[:, None] * D + e[None, :]
-    S = tl.load(corner)
-    xq, xk, xv = _vectors(x + n * x_stride + col, width)
+    corner = states + at * page_states + h * D * D
+    tail = tails + at * page_tails
+    q = tl.load(x + n * x_stride + col).to(tl.float32)
+    k = tl.load(x + n * x_stride + width + col).to(tl.float32)
     raw = tl.load(z + n * z_stride + col).to(tl.float32) + tl.load(dt_bias + col).to(tl.float32)
     b = tl.sigmoid(tl.load(beta + n * beta_stride + h).to(tl.float32))
-    rate = tl.exp(tl.load(A_log + h).to(tl.float32))
+    alpha = tl.exp2(log2_decay(raw, tl.exp(tl.load(A_log + h).to(tl.float32)), lower, BOUNDED))
     if CONV:
-        tail = tails + at * page_tails + col
-        row = 3 * width
-        aq, ak, av = _vectors(tail, width)
-        bq, bk, bv = _vectors(tail + row, width)
-        cq, ck, cv = _vectors(tail + 2 * row, width)
-        q = _conv(aq, bq, cq, xq, taps + col, width, row)
-        k = _conv(ak, bk, ck, xk, taps + col + width, width, row)
-        v = _conv(av, bv, cv, xv, taps + col + 2 * width, width, row)
-        _store_tail(tail, bq, bk, bv, cq, ck, cv, xq, xk, xv, width)
+        q = _conv_from(tail + col, q, taps + col, row)
+        k = _conv_from(tail + width + col, k, taps + width + col, row)
+    q = _unit(q) * (D**-0.5)
+    k = _unit(k)
+    qk = tl.sum(q * k, 0)
+    values = 2 * width + h * D
+    x_v = x + n * x_stride + values
+    to = o + n * o_stride + h * D
+    opening = gate + n * gate_stride + h * D
+    if HALVES:
+        e = tl.arange(0, D // 2)
+        first = _step_columns(corner, x_v, tail + values, taps + values, q, k, qk, alpha, b, e, row, D, CONV)
+        second = _step_columns(corner, x_v, tail + values, taps + values, q, k, qk, alpha, b, e + D // 2, row, D, CONV)
+        scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / D + eps)
+        _put(to, opening, norm_weight, e, first, scale, NORM)
+        _put(to, opening, norm_weight, e + D // 2, second, scale, NORM)
     else:
-        q, k, v = xq, xk, xv
-    S, out = _recur(S, q, k, v, raw, b, rate, lower, D, BOUNDED)
-    tl.store(corner, S)
-    if NORM:
-        opened = tl.load(gate + n * gate_stride + col).to(tl.float32)
-        out = _normed(out, opened, tl.load(norm_weight + d).to(tl.float32), eps, D)
-    tl.store(o + n * o_stride + col, out.to(o.dtype.element_ty))
+        out = _step_columns(corner, x_v, tail + values, taps + values, q, k, qk, alpha, b, d, row, D, CONV)
+        _put(to, opening, norm_weight, d, out, tl.rsqrt(tl.sum(out * out, 0) / D + eps), NORM)
 
 
 @triton.jit
@@ -136,8 +178,7 @@ def replay_kernel(
     col = h * D + d
     at = tl.load(page + n).to(tl.int64)
     count = tl.load(accepted + n)
-    corner = states + at * page_states + h * D * D + d[:, None] * D + e[None, :]
-    S = tl.load(corner)
+    S = tl.load(states + at * page_states + h * D * D + d[:, None] * D + e[None, :])
     bias = tl.load(dt_bias + col).to(tl.float32)
     rate = tl.exp(tl.load(A_log + h).to(tl.float32))
     tail = tails + at * page_tails + col
@@ -145,22 +186,31 @@ def replay_kernel(
     bq, bk, bv = _vectors(tail + row, width)
     cq, ck, cv = _vectors(tail + 2 * row, width)
     first = n * (DRAFT + WINDOW)
-    for t in range(count + WINDOW):
-        r = first + tl.where(t < count, t, t - count + DRAFT)
-        xq, xk, xv = _vectors(x + r * x_row + col, width)
-        raw = tl.load(z + r * z_row + col).to(tl.float32) + bias
-        b = tl.sigmoid(tl.load(beta + r * beta_row + h).to(tl.float32))
-        q = _conv(aq, bq, cq, xq, taps + col, width, row)
-        k = _conv(ak, bk, ck, xk, taps + col + width, width, row)
-        v = _conv(av, bv, cv, xv, taps + col + 2 * width, width, row)
+    xq, xk, xv, raw, b = _row(x, z, beta, first + tl.where(count > 0, 0, DRAFT), x_row, z_row, beta_row, col, h, width)
+    for t in range(count):
+        ahead = first + tl.where(t + 1 < count, t + 1, DRAFT)  # the row after this one, fetched before it is needed
+        nq, nk, nv, n_raw, n_b = _row(x, z, beta, ahead, x_row, z_row, beta_row, col, h, width)
+        k = _unit(_conv(ak, bk, ck, xk, taps + col + width, row))
+        v = _conv(av, bv, cv, xv, taps + col + 2 * width, row)
+        alpha = tl.exp2(log2_decay(raw + bias, rate, lower, BOUNDED))
+        S, _ = _recur(S, k, k, 0.0, v, alpha, tl.sigmoid(b))
         aq, ak, av = bq, bk, bv
         bq, bk, bv = cq, ck, cv
         cq, ck, cv = xq, xk, xv
-        S, out = _recur(S, q, k, v, raw, b, rate, lower, D, BOUNDED)
-        if t == count - 1:
-            tl.store(corner, S)
-            _store_tail(tail, aq, ak, av, bq, bk, bv, cq, ck, cv, width)
-        if t >= count:
-            opened = tl.load(gate + r * gate_row + col).to(tl.float32)
-            out = _normed(out, opened, tl.load(norm_weight + d).to(tl.float32), eps, D)
-            tl.store(o + (n * WINDOW + t - count) * o_row + col, out.to(o.dtype.element_ty))
+        xq, xk, xv, raw, b = nq, nk, nv, n_raw, n_b
+    if count > 0:
+        tl.store(states + at * page_states + h * D * D + d[:, None] * D + e[None, :], S)
+        _store_tail(tail, aq, ak, av, bq, bk, bv, cq, ck, cv, width)
+    for t in range(WINDOW):
+        r = first + DRAFT + t
+        xq, xk, xv, raw, b = _row(x, z, beta, r, x_row, z_row, beta_row, col, h, width)
+        q = _unit(_conv(aq, bq, cq, xq, taps + col, row)) * (D**-0.5)
+        k = _unit(_conv(ak, bk, ck, xk, taps + col + width, row))
+        v = _conv(av, bv, cv, xv, taps + col + 2 * width, row)
+        alpha = tl.exp2(log2_decay(raw + bias, rate, lower, BOUNDED))
+        S, out = _recur(S, q, k, tl.sum(q * k, 0), v, alpha, tl.sigmoid(b))
+        aq, ak, av = bq, bk, bv
+        bq, bk, bv = cq, ck, cv
+        cq, ck, cv = xq, xk, xv
+        scale = tl.rsqrt(tl.sum(out * out, 0) / D + eps)
+        _put(o + (n * WINDOW + t) * o_row + h * D, gate + r * gate_row + h * D, norm_weight, d, out, scale, True)

@@ -4,6 +4,7 @@ Launch shapes are those that measured best on an H200 (`kernels/bench_h200.json`
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -11,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forebay.kernels.kda_batch import Layer, Prefilled, Tokens
+from forebay.kernels.kda_bounded_triton import HALF, bounded_chunk_kernel, sign_matrices
 from forebay.kernels.kda_chunks_triton import BLOCK, chunk_kernel
 from forebay.kernels.kda_plan import CHUNK, Plan
 from forebay.kernels.kda_scan_triton import compose_kernel, reduce_kernel, scan_kernel
@@ -29,6 +31,7 @@ class Tuning:
     reduce_columns: int = 64
     reduce_warps: int = 4
     step_warps: int = 4
+    step_halves: bool = False
     replay_warps: int = 4
 
 
@@ -52,6 +55,11 @@ def _kinds(dtype: torch.dtype) -> dict[str, object]:
     if dtype == torch.bfloat16:
         return {"LOW": tl.bfloat16, "MID": tl.float16, "PRECISION": "tf32"}
     return {"LOW": tl.float32, "MID": tl.float32, "PRECISION": "ieee"}
+
+
+@cache
+def _signs(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return sign_matrices(CHUNK, torch.float16 if dtype == torch.bfloat16 else torch.float32, device)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -101,12 +109,22 @@ def _chunks(
 
     decay = torch.empty((plan.chunks, H, D), dtype=torch.float32, device=q.device)
     made = _Parts(w=tile(D), u=tile(D), q_decay=tile(D), k_end=tile(D), pairs=tile(CHUNK), decay=decay)
-    chunk_kernel[(H, plan.chunks)](
-        _rows(q), _rows(k), _rows(v), _rows(z), beta, layer.A_log, layer.dt_bias, plan.chunk_start, plan.chunk_rows,
-        made.w, made.u, made.q_decay, made.k_end, made.pairs, made.decay, layer.lower_bound,
+    inputs = (_rows(q), _rows(k), _rows(v), _rows(z), beta, layer.A_log, layer.dt_bias)
+    rest = (
+        plan.chunk_start, plan.chunk_rows, made.w, made.u, made.q_decay, made.k_end, made.pairs, made.decay, layer.lower_bound,
         q.stride(0), k.stride(0), v.stride(0), z.stride(0), beta.stride(0), H,
-        D=D, DP=min(tuning.chunk_channels, D), C=CHUNK, B=BLOCK, BOUNDED=layer.gate == "bounded", **_kinds(q.dtype), num_warps=tuning.chunk_warps,
     )  # fmt: skip
+    kinds = _kinds(q.dtype)
+    if layer.gate == "bounded":
+        assert -layer.lower_bound * HALF / 2 <= 80.0, "half a half chunk of decay stays within fp32"
+        bounded_chunk_kernel[(H, plan.chunks)](
+            *inputs, _signs(q.dtype, q.device), *rest, D=D, DP=min(tuning.chunk_channels, D), C=CHUNK, HALF=HALF,
+            LEVELS=CHUNK.bit_length() - 1, LOW=kinds["LOW"], MID=kinds["MID"], FAST=q.is_cuda, num_warps=tuning.chunk_warps,
+        )  # fmt: skip
+    else:
+        chunk_kernel[(H, plan.chunks)](
+            *inputs, *rest, D=D, DP=min(32, D), C=CHUNK, B=BLOCK, BOUNDED=False, **kinds, num_warps=8
+        )
     return made
 
 
@@ -169,7 +187,7 @@ def _step(
         tokens.x, tokens.z, tokens.beta, tokens.gate, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight,
         states, tails, page, o, layer.lower_bound, layer.eps, tokens.x.stride(0), tokens.z.stride(0),
         tokens.beta.stride(0), tokens.gate.stride(0), o.stride(0), states.stride(0), tails.stride(0), H,
-        D=D, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm, num_warps=tuning.step_warps,
+        D=D, HALVES=tuning.step_halves, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm, num_warps=tuning.step_warps,
     )  # fmt: skip
     return o
 

@@ -1,0 +1,44 @@
+"""Which code runs an operator of KDA's batches: the one place that looks at the device.
+
+On a CUDA device the Triton kernels, elsewhere their slow twins in torch. Signatures are those of `kda_batch`.
+"""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from forebay.kernels import kda_batch
+from forebay.kernels.kda_batch import Layer, Prefilled, Tokens
+from forebay.kernels.kda_plan import Plan
+
+
+def kda(device: torch.device) -> ModuleType:
+    """The module with prefill, step and replay for this device."""
+    if device.type == "cuda":
+        from forebay.kernels import kda_triton  # triton is imported only where it can run
+
+        return kda_triton
+    return kda_batch
+
+
+def prefill(
+    q: Tensor, k: Tensor, v: Tensor, z: Tensor, beta: Tensor, layer: Layer, plan: Plan, state: Tensor | None
+) -> Prefilled:
+    """`kda_batch.prefill`."""
+    made: Prefilled = kda(q.device).prefill(q, k, v, z, beta, layer, plan, state)
+    return made
+
+
+def step(tokens: Tokens, layer: Layer, states: Tensor, tails: Tensor, page: Tensor) -> Tensor:
+    """`kda_batch.step`."""
+    made: Tensor = kda(tokens.x.device).step(tokens, layer, states, tails, page)
+    return made
+
+
+def replay(
+    tokens: Tokens, drafted: int, accepted: Tensor, layer: Layer, states: Tensor, tails: Tensor, page: Tensor
+) -> Tensor:
+    """`kda_batch.replay`."""
+    made: Tensor = kda(tokens.x.device).replay(tokens, drafted, accepted, layer, states, tails, page)
+    return made
