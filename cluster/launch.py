@@ -8,6 +8,7 @@ while starting, ends everything at once. Whatever a kill -9 leaves behind, the n
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -133,8 +134,7 @@ def _recorded(run: RunDir) -> Iterator[None]:
 
 
 def _start_ray(config: EndpointConfig, run: RunDir, say: Say) -> str:
-    # Read when Ray is imported: it makes a Ray that no other machine can reach, all on loopback.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    _set_ray_environment(run)
     from forebay.cluster import actors
 
     address = actors.start_ray(run.path / "ray", config.object_store_bytes)
@@ -143,6 +143,17 @@ def _start_ray(config: EndpointConfig, run: RunDir, say: Say) -> str:
     signal.signal(signal.SIGINT, _stop)
     say("Ray is up")
     return address
+
+
+def _set_ray_environment(run: RunDir) -> None:
+    """Read by Ray when it is imported, and by all its processes: there is no other way to say these."""
+    # A Ray that no other machine can reach: all its sockets are on loopback.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    # A secret of this endpoint alone, in place of one in the home folder that all of a user's clusters share.
+    token = run.path / "ray_token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"] = "token", str(token)
 
 
 def _start_clusters(config: EndpointConfig, memory: str, say: Say) -> None:

@@ -5,8 +5,14 @@ from forebay.router.ring import rank
 from forebay.router.session import digest
 
 
-def route(config: EndpointConfig, key: str) -> int:
+def pair(config: EndpointConfig, key: str) -> tuple[str, str | None]:
+    """Primary and backup; with one cluster there is no backup."""
     ranked = rank(digest(key), dict.fromkeys(config.cluster_names, 1.0))
-    print(f"primary {ranked[0]}")
-    print(f"backup  {ranked[1] if len(ranked) > 1 else '-'}")
+    return ranked[0], ranked[1] if len(ranked) > 1 else None
+
+
+def route(config: EndpointConfig, key: str) -> int:
+    primary, backup = pair(config, key)
+    print(f"primary {primary}")
+    print(f"backup  {backup or '-'}")
     return 0

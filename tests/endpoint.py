@@ -16,6 +16,9 @@ from typing import Any
 
 import httpx
 
+from forebay.cluster.config import EndpointConfig
+from forebay.cluster.route import pair
+
 FOREBAY = Path(sys.executable).with_name("forebay")
 START_S = 180.0
 
@@ -31,10 +34,9 @@ class Endpoint:
     output: Path
     ports: list[int] = field(default_factory=list)
 
-    def route(self, session: str) -> tuple[str, str]:
-        """Primary and backup cluster of a session key, as the command line says."""
-        words = self.command("route", session).stdout.split()
-        return words[1], words[3]
+    def route(self, session: str) -> tuple[str, str | None]:
+        """Primary and backup cluster of a session key, as `forebay route` prints them."""
+        return pair(EndpointConfig(clusters=len(self.ports)), session)
 
     def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run([FOREBAY, *words], capture_output=True, text=True, timeout=60, check=True)

@@ -12,7 +12,7 @@ import httpx
 
 @dataclass
 class Stream:
-    """One completion. `error` is what came instead of its end; `cluster` the answer's header."""
+    """One completion. `error` is what came instead of its end, `errors` how many were framed; `cluster` the header."""
 
     body: dict[str, Any]
     session: str
@@ -22,6 +22,7 @@ class Stream:
     tokens: int = 0
     finish: str | None = None
     error: Any = None
+    errors: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -75,6 +76,7 @@ def _read(url: str, stream: Stream) -> None:
 def _take(stream: Stream, event: dict[str, Any]) -> None:
     if "error" in event:
         stream.error = event["error"]
+        stream.errors += 1
         return
     stream.usage = event.get("usage") or stream.usage
     for choice in event["choices"]:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,7 +126,11 @@ for name in sys.argv[2:]:
 
 
 def delete_applications(endpoint: Endpoint, *names: str) -> None:
-    environment = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environment = os.environ | {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(endpoint.run_dir / "ray_token"),
+    }
     command = [sys.executable, "-c", DELETE, endpoint.published()["ray"], *names]
     subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True)
 
@@ -153,17 +156,15 @@ def test_a_cluster_that_is_gone_is_replaced_by_the_backup(whole: Endpoint) -> No
     status = whole.cluster("c1")
     for pid in [status["pid"], *(worker["pid"] for worker in status["workers"])]:
         os.kill(pid, signal.SIGKILL)
-    started = time.monotonic()
     answers = {session: turn(whole, talks[session], session) for session in gone}
-    seconds = time.monotonic() - started
     delete_applications(whole, "c1-prefill", "c1-decode")
 
     for session, answer in answers.items():
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-forebay-cluster"] == whole.route(session)[1] == "c2"
-    assert seconds < 2.0 * len(gone), "each new turn is answered within 2 s"
+        assert answer.elapsed.total_seconds() < 2.0
     for stream in streams.wait():
-        assert stream.error is not None
+        assert stream.errors == 1, "an open stream ends with one framed error"
         assert stream.finish is None
     for session in others:
         answer = turn(whole, talks[session], session)
