@@ -25,7 +25,8 @@ from forebay.workers.job import Failure, Holder, Job
 class LocalPromise:
     """A call in flight as a task; `dead` resolves it as the worker's death does."""
 
-    def __init__(self, call: Any, worker: str) -> None:
+    def __init__(self, calls: "LocalCalls", call: Any, worker: str) -> None:
+        self.calls = calls
         self.task = asyncio.ensure_future(call)
         self.worker = worker
         self.lost: Lost | None = None
@@ -39,7 +40,8 @@ class LocalPromise:
         return self.task.result()
 
     def cancel(self) -> None:
-        self.task.cancel()
+        if not self.calls.severed:
+            self.task.cancel()
 
 
 class LocalCluster:
@@ -56,6 +58,7 @@ class LocalCluster:
         self.in_flight: dict[str, set[LocalPromise]] = {}
         self.stream_tasks: dict[str, set[asyncio.Task[Any]]] = {}
         self.ingress: Ingress | None = None
+        self.calls = LocalCalls(self)
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "LocalCluster":
@@ -71,12 +74,14 @@ class LocalCluster:
             await self.kill(name)
 
     def start_ingress(self) -> Ingress:
-        self.ingress = Ingress("c1", self)
+        self.calls = LocalCalls(self)
+        self.ingress = Ingress("c1", self.calls)
         self._watch = asyncio.create_task(self.ingress.watch())
         return self.ingress
 
     def kill_ingress(self) -> None:
-        """Its jobs are the test's own tasks: cancel those as well."""
+        """It says no more word to any worker. (Its jobs are the test's own tasks: cancel those.)"""
+        self.calls.severed = True
         self.ingress = None
         assert self._watch is not None
         self._watch.cancel()
@@ -122,19 +127,26 @@ class LocalCluster:
             raise ConnectionError("the ingress is gone")
         return self.ingress.beat(beat)
 
-    # what `calls.Calls` asks for
+
+class LocalCalls:
+    """What `calls.Calls` asks for. Once `severed`, its ingress is dead: nothing that it does reaches a worker."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.severed = False
 
     def _promise(self, worker: str, call: Callable[[Any], Any]) -> LocalPromise:
-        replica = self.replicas.get(worker)
+        assert not self.severed, "a dead ingress made a call"
+        replica = self.cluster.replicas.get(worker)
 
         async def dead() -> None:
             raise asyncio.CancelledError
 
-        promise = LocalPromise(dead() if replica is None else call(replica), worker)
+        promise = LocalPromise(self, dead() if replica is None else call(replica), worker)
         if replica is None:
             promise.lost = Lost(worker=worker, reason="died")
         else:
-            held = self.in_flight.setdefault(worker, set())
+            held = self.cluster.in_flight.setdefault(worker, set())
             held.add(promise)
             promise.task.add_done_callback(lambda _: held.discard(promise))
         return promise
@@ -158,18 +170,19 @@ class LocalCluster:
     async def events(self, worker: str, holder: Holder, stream: str) -> AsyncIterator[AsyncIterator[StreamItem]]:
         items: asyncio.Queue[StreamItem | None] = asyncio.Queue()
         reader = asyncio.create_task(self._read(worker, holder, stream, items))
-        self.stream_tasks.setdefault(worker, set()).add(reader)
+        self.cluster.stream_tasks.setdefault(worker, set()).add(reader)
         try:
             yield self._items(worker, items)
         finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            self.stream_tasks.get(worker, set()).discard(reader)
+            if not self.severed:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+            self.cluster.stream_tasks.get(worker, set()).discard(reader)
 
     async def _read(self, worker: str, holder: Holder, stream: str, items: "asyncio.Queue[StreamItem | None]") -> None:
         """Ray's part of a stream: it is ended by the reader's going, or by the worker's death."""
         try:
-            if replica := self.replicas.get(worker):
+            if replica := self.cluster.replicas.get(worker):
                 async with aclosing(replica.events(holder, stream, worker)) as events:  # type: ignore[attr-defined]
                     async for item in events:
                         items.put_nowait(item)
@@ -179,11 +192,11 @@ class LocalCluster:
     async def _items(self, worker: str, items: "asyncio.Queue[StreamItem | None]") -> AsyncIterator[StreamItem]:
         while (item := await items.get()) is not None:
             yield item
-        if worker not in self.replicas:
+        if worker not in self.cluster.replicas:
             raise StreamBroken(Lost(worker=worker, reason="died"))
 
     async def end(self, kind: Kind, worker: str, job_id: str) -> None:
-        if replica := self.replicas.get(worker):
+        if not self.severed and (replica := self.cluster.replicas.get(worker)):
             await replica.end(job_id, worker)
 
 

@@ -148,8 +148,8 @@ def test_a_folder_without_golden_sets_is_one_line(tmp_path: Path, capsys: pytest
 def test_bench_prints_a_table_and_writes_the_one_form(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forebay.cluster import bench
     from forebay.ops.bench_report import Reference, Row
+    from forebay.workers import bench
 
     rows = [Row(name="decode", value=100.0, unit="tokens/s", reference=Reference(name="before", value=50.0))]
     monkeypatch.setattr(bench, "bench_workers", lambda model, threads: rows)
