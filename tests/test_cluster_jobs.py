@@ -148,8 +148,8 @@ async def test_without_workers_the_answer_is_at_once() -> None:
 
 
 async def test_a_dead_ingress_loses_what_it_held_within_two_seconds() -> None:
-    async with LocalCluster(partial(PlainPrefill, 0.6), partial(PlainDecode, 0.002)) as cluster:
-        jobs = [asyncio.create_task(cluster.run(request_of(f"job-{n}", max_tokens=100_000))) for n in range(8)]
+    async with LocalCluster(partial(PlainPrefill, 0.3), partial(PlainDecode, 0.002, 12)) as cluster:
+        jobs = [asyncio.create_task(cluster.run(request_of(f"job-{n}", max_tokens=100_000))) for n in range(12)]
         prefill, decode = cluster.worker("prefill"), cluster.worker("decode")
         await cluster.until(lambda: len(decode.running) >= 2 and bool(prefill.queue))
         started = asyncio.get_running_loop().time()
