@@ -3,17 +3,19 @@ the algebra), with nearly all of it on the tensor cores.
 
 The log decay of a token is at least -5, so over 16 tokens a factor stays within e^80, which fp32 and bf16 hold. Each half
 of a chunk (32 tokens) is referred to the running sum at its middle, r: e^(G_i - G_j) = e^(G_i - r) e^(r - G_j). Where a
-factor overflows the pair has j > i and is masked; where one underflows the whole pair is below e^-8 of nothing that
-counts, for the other factor is at most e^80.
+factor overflows the pair has j > i and is masked; where one underflows the whole pair is nothing that counts, for the
+other factor is at most e^80.
 
-Every exponent is a signed sum of g over some tokens, so a product of g with a matrix of 0, 1 and -1: exact in fp32 with g
-split in two fp16 parts, and without a scan over rows. (I + A)^-1 comes by doubling: with X the inverse of the diagonal
-blocks of size b and A_b the blocks beside them, those of size 2 b are X - X A_b X.
+Every exponent is a signed sum of g over some tokens: a product of g with a matrix of 0, 1 and -1, summed in fp32 without
+a scan over rows. g is rounded to fp16 for it, once, so that every factor sees the same decay: 2^-12 of each exponent,
+which is less than the rounding to bf16 of a factor that has not decayed away.
 """
 
 import torch
 import triton
 import triton.language as tl
+
+from forebay.kernels.kda_chunks_triton import inverse_norms, load_rows
 
 HALF = 32
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -29,18 +31,6 @@ def sign_matrices(chunk: int, dtype: torch.dtype, device: torch.device) -> torch
     to_middle = (j <= i // HALF * HALF + HALF // 2 - 1).to(dtype)
     to_last = (j <= chunk - HALF // 2 - 1).to(dtype).expand(chunk, chunk)
     return torch.stack((to_row - to_middle, to_middle, to_last - to_row, 1 - to_row))
-
-
-@triton.jit
-def _load_rows(x, t, col, some):
-    return tl.load(x + t + col, mask=some, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _inverse_norms(x, t, h, live, D: tl.constexpr):
-    """1 / |x_i| of the rows [C, D] of head h."""
-    rows = _load_rows(x, t[:, None], (h * D + tl.arange(0, D))[None, :], live[:, None])
-    return tl.rsqrt(tl.sum(rows * rows, 1) + 1e-6)
 
 
 @triton.jit
@@ -63,35 +53,14 @@ def _sigmoid2(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _sums(signs, high, low):
-    """signs @ g."""
-    return tl.dot(signs, low, acc=tl.dot(signs, high, input_precision="ieee"), input_precision="ieee")
-
-
-@triton.jit
-def invert(a, C: tl.constexpr, LEVELS: tl.constexpr, MID: tl.constexpr):
-    """(I + a)^-1 of a strictly lower [C, C], C = 2^LEVELS."""
-    i = tl.arange(0, C)[:, None]
-    j = tl.arange(0, C)[None, :]
-    whole = a.to(MID)
-    x = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -a, 0.0))
-    for n in tl.static_range(1, LEVELS):
-        x_low = x.to(MID)
-        y = tl.dot(x_low, whole, input_precision="ieee")
-        beside = (i >> (n + 1) == j >> (n + 1)) & (i >> n > j >> n)
-        x = tl.dot(tl.where(beside, -y, 0.0).to(MID), x_low, acc=x, input_precision="ieee")
-    return x
-
-
-@triton.jit
 def bounded_chunk_kernel(
-    q, k, v, z, beta, A_log, dt_bias, signs, chunk_start, chunk_rows,
-    w, u, q_decay, k_end, pairs, decay,
-    lower, q_stride, k_stride, v_stride, z_stride, beta_stride, H,
-    D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, LEVELS: tl.constexpr,
+    q, k, z, beta, A_log, dt_bias, signs, chunk_start, chunk_rows,
+    w, q_decay, k_end, pairs, strict, decay,
+    lower, q_stride, k_stride, z_stride, beta_stride, H,
+    D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr,
     LOW: tl.constexpr, MID: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """`chunk_kernel` without its softplus path: same arguments, same results."""
+    """What `chunk_kernel` does, for the bounded gate. Channels are taken DP at a time."""
     h = tl.program_id(0)
     c = tl.program_id(1)
     i = tl.arange(0, C)
@@ -105,8 +74,8 @@ def bounded_chunk_kernel(
 
     b = tl.sigmoid(tl.load(beta + t * beta_stride + h, mask=live, other=0.0).to(tl.float32))
     rate = tl.exp(tl.load(A_log + h).to(tl.float32)) * LOG2E
-    q_scale = _inverse_norms(q, t * q_stride, h, live, D) * (D**-0.5)
-    k_scale = _inverse_norms(k, t * k_stride, h, live, D)
+    q_scale = inverse_norms(q, t * q_stride, h, live, D) * (D**-0.5)
+    k_scale = inverse_norms(k, t * k_stride, h, live, D)
     to_i = j <= i[:, None]
     early = (i < HALF)[:, None]
     sign = signs + i[:, None] * C + j
@@ -116,40 +85,31 @@ def bounded_chunk_kernel(
     to_end = tl.load(sign + 3 * C * C)
     p = tl.zeros((C, C), tl.float32)
     a = tl.zeros((C, C), tl.float32)
-    for part in tl.range(0, D, DP, num_stages=1):
+    for part in tl.range(0, D, DP, num_stages=3):
         d = part + tl.arange(0, DP)
         col = (h * D + d)[None, :]
         at = tile * C * D + i[:, None] * D + d[None, :]
-        raw = _load_rows(z, (t * z_stride)[:, None], col, some)
+        raw = load_rows(z, (t * z_stride)[:, None], col, some)
         raw += tl.load(dt_bias + h * D + d).to(tl.float32)[None, :]
-        g = tl.where(some, _sigmoid2(raw * rate, FAST) * (lower * LOG2E), 0.0)
-        tl.store(decay + tile * D + d, _exp2(tl.sum(g, 0), FAST))
-        high = g.to(MID)
-        low = (g - high.to(tl.float32)).to(MID)
-        exponent = _sums(from_middle, high, low)
+        g = tl.where(some, _sigmoid2(raw * rate, FAST) * (lower * LOG2E), 0.0).to(MID)
+        tl.store(decay + tile * D + d, _exp2(tl.sum(g.to(tl.float32), 0), FAST))
+        exponent = tl.dot(from_middle, g, input_precision="ieee")
         grown = _exp2(exponent, FAST)
-        from_start = _exp2(_sums(to_middle, high, low), FAST)
-        qg = _load_rows(q, (t * q_stride)[:, None], col, some) * q_scale[:, None] * grown
+        from_start = _exp2(tl.dot(to_middle, g, input_precision="ieee"), FAST)
+        qg = load_rows(q, (t * q_stride)[:, None], col, some) * q_scale[:, None] * grown
         tl.store(q_decay + at, (qg * from_start).to(kind))
         q_low = qg.to(LOW)
-        kx = _load_rows(k, (t * k_stride)[:, None], col, some) * k_scale[:, None]
+        kx = load_rows(k, (t * k_stride)[:, None], col, some) * k_scale[:, None]
         kg = kx * grown
         tl.store(w + at, (kg * from_start * b[:, None]).to(kind))
         k_low = kg.to(LOW)
-        tl.store(k_end + at, (kx * _exp2(_sums(to_end, high, low), FAST)).to(kind))
+        tl.store(k_end + at, (kx * _exp2(tl.dot(to_end, g, input_precision="ieee"), FAST)).to(kind))
         to_own = tl.trans((kx * _exp2(-exponent, FAST)).to(LOW))
-        to_late = tl.trans((kx * _exp2(_sums(to_last, high, low), FAST)).to(LOW))
+        to_late = tl.trans((kx * _exp2(tl.dot(to_last, g, input_precision="ieee"), FAST)).to(LOW))
         p = tl.dot(tl.where(early, q_low, 0.0), to_own, acc=p, input_precision="ieee")
         p = tl.dot(tl.where(early, 0.0, q_low), to_late, acc=p, input_precision="ieee")
         a = tl.dot(tl.where(early, k_low, 0.0), to_own, acc=a, input_precision="ieee")
         a = tl.dot(tl.where(early, 0.0, k_low), to_late, acc=a, input_precision="ieee")
     square = tile * C * C + i[:, None] * C + j
     tl.store(pairs + square, tl.where(to_i, p, 0.0).to(kind))
-    tl.debug_barrier()  # beta k e^G lies in w's place by now
-    e = tl.arange(0, D)
-    at = tile * C * D + i[:, None] * D + e[None, :]
-    kb = tl.load(w + at).to(LOW)
-    x = invert(tl.where(j < i[:, None], a * b[:, None], 0.0), C, LEVELS, MID).to(LOW)
-    tl.store(w + at, tl.dot(x, kb, input_precision="ieee").to(kind))
-    vb = _load_rows(v, (t * v_stride)[:, None], (h * D + e)[None, :], some) * b[:, None]
-    tl.store(u + at, tl.dot(x, vb.to(LOW), input_precision="ieee").to(kind))
+    tl.store(strict + square, tl.where(j < i[:, None], a * b[:, None], 0.0).to(strict.dtype.element_ty))

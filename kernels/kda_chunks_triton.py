@@ -4,16 +4,14 @@ With G the running sum of the log decay inside a chunk, k and q L2-normalised an
     P_ij = q_i . (k_j e^(G_i - G_j)), j <= i;   A_ij = beta_i k_i . (k_j e^(G_i - G_j)), j < i;   X = (I + A)^-1
     w = X beta (k e^G);   u = X beta v;   q_decay = q e^G;   k_end = k e^(G_last - G)
 so that with the state S before the chunk: U = u - w S;  o = q_decay S + P U;  S <- e^(G_last) S + k_end^T U.
+X, w and u are `kda_solve_triton`'s; this kernel leaves beta k e^G in w's place.
 
-Decays split at the start of the later token's block of BLOCK tokens, r: e^(G_i - r) e^(r - G_j). For j in an earlier
-block both factors are at most 1. Inside the block the second grows to e^(5 BLOCK) = e^80 with the bounded gate, which
-fp32 and bf16 hold; the softplus gate has no bound, so there the pairs are formed one by one.
+This is the softplus gate's form (`kda_bounded_triton` has the other's). Decays split at the start of the later token's
+block of BLOCK tokens, r: e^(G_i - r) e^(r - G_j), both at most 1 for j in an earlier block. Inside a block the decay has
+no bound that a split could live with, so there the pairs are formed one by one.
 
-X: each BLOCK x BLOCK diagonal block by forward substitution, D; then with N = D (A outside the diagonal blocks),
-strictly lower by blocks, X = (I + N)^-1 D by Horner's rule, exact after CHUNK / BLOCK terms.
-
-All logarithms are to the base 2. LOW is the type of the large products, MID that of the inverse's (both fp32 where the
-inputs are: Triton's interpreter has no sound bf16).
+All logarithms are to the base 2. LOW is the type of the large products, fp32 where the inputs are (Triton's interpreter
+has no sound bf16).
 """
 
 import triton
@@ -47,39 +45,6 @@ def _spread(blocks, C: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def _diagonal(a, C: tl.constexpr, B: tl.constexpr):
-    """The diagonal blocks [C/B, B, B] of [C, C]."""
-    i = tl.arange(0, C)
-    kept = tl.where((i // B)[:, None] == (i // B)[None, :], a, 0.0)
-    return tl.sum(tl.reshape(kept, (C // B, B, C // B, B)), 2)
-
-
-@triton.jit
-def _invert_blocks(a, N: tl.constexpr, B: tl.constexpr):
-    """(I + a)^-1 of N strictly lower blocks [N, B, B], row by row."""
-    r = tl.arange(0, B)
-    x = tl.broadcast_to(tl.where(r[:, None] == r[None, :], 1.0, 0.0)[None, :, :], (N, B, B))
-    for i in range(1, B):
-        row = (r == i)[None, :, None]
-        coefficients = tl.sum(tl.where(row, a, 0.0), 1)
-        x = tl.where(row, x - tl.sum(coefficients[:, :, None] * x, 1)[:, None, :], x)
-    return x
-
-
-@triton.jit
-def _invert(a, C: tl.constexpr, B: tl.constexpr, MID: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + a)^-1 of a strictly lower [C, C]."""
-    i = tl.arange(0, C)
-    d = _spread(_invert_blocks(_diagonal(a, C, B), C // B, B), C, B)
-    outside = tl.where((i // B)[:, None] > (i // B)[None, :], a, 0.0)
-    n = tl.dot(d.to(MID), outside.to(MID), input_precision=PRECISION).to(MID)
-    x = d
-    for _ in tl.static_range(C // B - 1):
-        x = d - tl.dot(n, x.to(MID), input_precision=PRECISION)
-    return x
-
-
-@triton.jit
 def _pairs_in_blocks(q, k, total, p, a):
     """Add q_i . k_j e^(G_i - G_j) to p and k_i . k_j e^(G_i - G_j) to a [C/B, B, B], pair by pair; total = G from the
     block's start, all [C/B, B, D].
@@ -98,30 +63,29 @@ def _pairs_in_blocks(q, k, total, p, a):
 
 
 @triton.jit
-def _load_rows(x, t, col, some):
+def load_rows(x, t, col, some):
     return tl.load(x + t + col, mask=some, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _inverse_norms(x, t, h, live, D: tl.constexpr):
+def inverse_norms(x, t, h, live, D: tl.constexpr):
     """1 / |x_i| of the rows [C, D] of head h."""
-    rows = _load_rows(x, t[:, None], (h * D + tl.arange(0, D))[None, :], live[:, None])
+    rows = load_rows(x, t[:, None], (h * D + tl.arange(0, D))[None, :], live[:, None])
     return tl.rsqrt(tl.sum(rows * rows, 1) + 1e-6)
 
 
 @triton.jit
 def chunk_kernel(
-    q, k, v, z, beta, A_log, dt_bias, chunk_start, chunk_rows,
-    w, u, q_decay, k_end, pairs, decay,
-    lower, q_stride, k_stride, v_stride, z_stride, beta_stride, H,
-    D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, B: tl.constexpr, BOUNDED: tl.constexpr,
-    LOW: tl.constexpr, MID: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, z, beta, A_log, dt_bias, chunk_start, chunk_rows,
+    w, q_decay, k_end, pairs, strict, decay,
+    q_stride, k_stride, z_stride, beta_stride, H,
+    D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, B: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, chunk). Inputs [T, H, D] with a row stride each, beta logits [T, H]. Channels are taken DP at a time,
-    so that what is live fits in registers.
+    """Program (head, chunk), for the softplus gate. Inputs [T, H, D] with a row stride each, beta logits [T, H]. Channels
+    are taken DP at a time, so that what is live fits in registers.
 
-    Writes w, u, q_decay, k_end [chunks, H, C, D] and pairs (P) [chunks, H, C, C] in their type, zero in rows behind a
-    short chunk's end, and decay = e^(G_last) [chunks, H, D] fp32.
+    Writes beta k e^G in w's place, q_decay, k_end [chunks, H, C, D], pairs (P) and strict (A) [chunks, H, C, C] in their
+    types, zero in rows behind a short chunk's end, and decay = e^(G_last) [chunks, H, D] fp32.
     """
     N: tl.constexpr = C // B
     h = tl.program_id(0)
@@ -138,8 +102,8 @@ def chunk_kernel(
 
     b = tl.sigmoid(tl.load(beta + t * beta_stride + h, mask=live, other=0.0).to(tl.float32))
     rate = tl.exp(tl.load(A_log + h).to(tl.float32))
-    q_scale = _inverse_norms(q, t * q_stride, h, live, D) * (D**-0.5)
-    k_scale = _inverse_norms(k, t * k_stride, h, live, D)
+    q_scale = inverse_norms(q, t * q_stride, h, live, D) * (D**-0.5)
+    k_scale = inverse_norms(k, t * k_stride, h, live, D)
     p = tl.zeros((C, C), tl.float32)
     a = tl.zeros((C, C), tl.float32)
     p_own = tl.zeros((N, B, B), tl.float32)
@@ -147,26 +111,22 @@ def chunk_kernel(
     for part in tl.range(0, D, DP, num_stages=1):
         d = part + tl.arange(0, DP)
         col = (h * D + d)[None, :]
-        raw = _load_rows(z, (t * z_stride)[:, None], col, some)
+        raw = load_rows(z, (t * z_stride)[:, None], col, some)
         raw += tl.load(dt_bias + h * D + d).to(tl.float32)[None, :]
-        g = tl.where(some, log2_decay(raw, rate, lower, BOUNDED), 0.0)
+        g = tl.where(some, softplus(raw) * rate * -LOG2E, 0.0)
         total = tl.cumsum(tl.reshape(g, (N, B, DP)), 1)  # from the start of each block
         sums = tl.sum(tl.reshape(g, (N, B, DP)), 1)
         before = tl.cumsum(sums, 0) - sums  # G at the start of each block
         last = tl.sum(sums, 0)[None, :]
         from_start = tl.exp2(before)[:, None, :]
-        kx = tl.reshape(_load_rows(k, (t * k_stride)[:, None], col, some) * k_scale[:, None], (N, B, DP))
-        qx = tl.reshape(_load_rows(q, (t * q_stride)[:, None], col, some) * q_scale[:, None], (N, B, DP))
+        kx = tl.reshape(load_rows(k, (t * k_stride)[:, None], col, some) * k_scale[:, None], (N, B, DP))
+        qx = tl.reshape(load_rows(q, (t * q_stride)[:, None], col, some) * q_scale[:, None], (N, B, DP))
+        p_own, a_own = _pairs_in_blocks(qx, kx, total, p_own, a_own)
         grown = tl.exp2(total)
-        if BOUNDED:  # keys decayed to the start of their own block, or on to its end
-            anchor = before
-            own = kx * tl.exp2(-total)
-        else:
-            anchor = before + sums
-            own = kx * tl.exp2(sums[:, None, :] - total)
-            p_own, a_own = _pairs_in_blocks(qx, kx, total, p_own, a_own)
         qg = qx * grown
         kg = kx * grown
+        own = kx * tl.exp2(sums[:, None, :] - total)  # keys decayed to the end of their own block
+        anchor = before + sums
         at = tile * C * D + i[:, None] * D + d[None, :]
         tl.store(q_decay + at, tl.reshape(qg * from_start, (C, DP)).to(kind))
         tl.store(k_end + at, tl.reshape(own * tl.exp2(last - anchor)[:, None, :], (C, DP)).to(kind))
@@ -174,25 +134,16 @@ def chunk_kernel(
         tl.store(w + at, (tl.reshape(kg * from_start, (C, DP)) * b[:, None]).to(kind))
         q_low = tl.reshape(qg, (C, DP)).to(LOW)
         k_low = tl.reshape(kg, (C, DP)).to(LOW)
-        for s in tl.range(0, N, num_stages=1):  # kept a loop: unrolled, it spills
+        for s in tl.range(1, N, num_stages=1):  # kept a loop: unrolled, it spills
             here = tl.sum(tl.where(r == s, before, 0.0), 0)[None, :]
-            if BOUNDED:
-                reach = tl.where(r <= s, tl.exp2(tl.minimum(here - anchor, 0.0)), 0.0)
-            else:
-                reach = tl.where(r < s, tl.exp2(tl.minimum(here - anchor, 0.0)), 0.0)
+            reach = tl.where(r < s, tl.exp2(tl.minimum(here - anchor, 0.0)), 0.0)
             keys = tl.trans(tl.reshape(own * reach[:, None, :], (C, DP)).to(LOW))
             mine = (block == s)[:, None]
             p += tl.where(mine, tl.dot(q_low, keys, input_precision=PRECISION), 0.0)
             a += tl.where(mine, tl.dot(k_low, keys, input_precision=PRECISION), 0.0)
-    if not BOUNDED:
-        p += _spread(p_own, C, B)
-        a += _spread(a_own, C, B)
+    p += _spread(p_own, C, B)
+    a += _spread(a_own, C, B)
     square = tile * C * C + i[:, None] * C + i[None, :]
     tl.store(pairs + square, tl.where(i[:, None] >= i[None, :], p, 0.0).to(kind))
-    x = _invert(tl.where(i[:, None] > i[None, :], a * b[:, None], 0.0), C, B, MID, PRECISION).to(LOW)
-    tl.debug_barrier()  # beta k e^G lies in w's place by now
-    e = tl.arange(0, D)
-    at = tile * C * D + i[:, None] * D + e[None, :]
-    tl.store(w + at, tl.dot(x, tl.load(w + at).to(LOW), input_precision=PRECISION).to(kind))
-    vb = _load_rows(v, (t * v_stride)[:, None], (h * D + e)[None, :], some) * b[:, None]
-    tl.store(u + at, tl.dot(x, vb.to(LOW), input_precision=PRECISION).to(kind))
+    below = tl.where(i[:, None] > i[None, :], a * b[:, None], 0.0)
+    tl.store(strict + square, below.to(strict.dtype.element_ty))

@@ -16,6 +16,7 @@ from forebay.kernels.kda_bounded_triton import HALF, bounded_chunk_kernel, sign_
 from forebay.kernels.kda_chunks_triton import BLOCK, chunk_kernel
 from forebay.kernels.kda_plan import CHUNK, Plan
 from forebay.kernels.kda_scan_triton import compose_kernel, reduce_kernel, scan_kernel
+from forebay.kernels.kda_solve_triton import solve_kernel
 from forebay.kernels.kda_steps_triton import CONV_WIDTH, replay_kernel, step_kernel
 
 
@@ -25,13 +26,14 @@ class Tuning:
 
     chunk_warps: int = 4
     chunk_channels: int = 32
+    solve_warps: int = 4
     scan_columns: int = 64
     scan_warps: int = 4
     scan_stages: int = 2
     reduce_columns: int = 64
     reduce_warps: int = 4
     step_warps: int = 4
-    step_halves: bool = False
+    step_parts: int = 2
     replay_warps: int = 4
 
 
@@ -59,7 +61,7 @@ def _kinds(dtype: torch.dtype) -> dict[str, object]:
 
 @cache
 def _signs(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return sign_matrices(CHUNK, torch.float16 if dtype == torch.bfloat16 else torch.float32, device)
+    return sign_matrices(CHUNK, dtype, device)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -109,22 +111,29 @@ def _chunks(
 
     decay = torch.empty((plan.chunks, H, D), dtype=torch.float32, device=q.device)
     made = _Parts(w=tile(D), u=tile(D), q_decay=tile(D), k_end=tile(D), pairs=tile(CHUNK), decay=decay)
-    inputs = (_rows(q), _rows(k), _rows(v), _rows(z), beta, layer.A_log, layer.dt_bias)
-    rest = (
-        plan.chunk_start, plan.chunk_rows, made.w, made.u, made.q_decay, made.k_end, made.pairs, made.decay, layer.lower_bound,
-        q.stride(0), k.stride(0), v.stride(0), z.stride(0), beta.stride(0), H,
-    )  # fmt: skip
     kinds = _kinds(q.dtype)
+    mid = torch.float16 if q.dtype == torch.bfloat16 else torch.float32
+    strict = torch.empty((plan.chunks, H, CHUNK, CHUNK), dtype=mid, device=q.device)
+    inputs = (_rows(q), _rows(k), _rows(z), beta, layer.A_log, layer.dt_bias)
+    tables = (plan.chunk_start, plan.chunk_rows)
+    outputs = (made.w, made.q_decay, made.k_end, made.pairs, strict, made.decay)
+    strides = (q.stride(0), k.stride(0), z.stride(0), beta.stride(0), H)
     if layer.gate == "bounded":
         assert -layer.lower_bound * HALF / 2 <= 80.0, "half a half chunk of decay stays within fp32"
         bounded_chunk_kernel[(H, plan.chunks)](
-            *inputs, _signs(q.dtype, q.device), *rest, D=D, DP=min(tuning.chunk_channels, D), C=CHUNK, HALF=HALF,
-            LEVELS=CHUNK.bit_length() - 1, LOW=kinds["LOW"], MID=kinds["MID"], FAST=q.is_cuda, num_warps=tuning.chunk_warps,
+            *inputs, _signs(mid, q.device), *tables, *outputs, layer.lower_bound, *strides,
+            D=D, DP=min(tuning.chunk_channels, D), C=CHUNK, HALF=HALF, LOW=kinds["LOW"], MID=kinds["MID"],
+            FAST=q.is_cuda, num_warps=tuning.chunk_warps,
         )  # fmt: skip
     else:
         chunk_kernel[(H, plan.chunks)](
-            *inputs, *rest, D=D, DP=min(32, D), C=CHUNK, B=BLOCK, BOUNDED=False, **kinds, num_warps=8
-        )
+            *inputs, *tables, *outputs, *strides,
+            D=D, DP=min(32, D), C=CHUNK, B=BLOCK, LOW=kinds["LOW"], PRECISION=kinds["PRECISION"], num_warps=8,
+        )  # fmt: skip
+    solve_kernel[(H, plan.chunks)](
+        _rows(v), beta, strict, *tables, made.w, made.u, v.stride(0), beta.stride(0), H,
+        D=D, C=CHUNK, LEVELS=CHUNK.bit_length() - 1, LOW=kinds["LOW"], MID=kinds["MID"], num_warps=tuning.solve_warps,
+    )  # fmt: skip
     return made
 
 
@@ -187,7 +196,7 @@ def _step(
         tokens.x, tokens.z, tokens.beta, tokens.gate, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight,
         states, tails, page, o, layer.lower_bound, layer.eps, tokens.x.stride(0), tokens.z.stride(0),
         tokens.beta.stride(0), tokens.gate.stride(0), o.stride(0), states.stride(0), tails.stride(0), H,
-        D=D, HALVES=tuning.step_halves, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm, num_warps=tuning.step_warps,
+        D=D, PARTS=tuning.step_parts, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm, num_warps=tuning.step_warps,
     )  # fmt: skip
     return o
 
