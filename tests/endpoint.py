@@ -39,7 +39,9 @@ class Endpoint:
         return pair(EndpointConfig(clusters=len(self.ports)), session)
 
     def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([FOREBAY, *words], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([FOREBAY, *words], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done
 
     def status(self) -> dict[str, Any]:
         """`forebay status --json`."""
@@ -87,7 +89,7 @@ def wait_until(condition: Callable[[], bool], wait_s: float, message: str) -> fl
     """Seconds until it held."""
     started = time.monotonic()
     while time.monotonic() - started < wait_s:
-        with contextlib.suppress(httpx.HTTPError, subprocess.CalledProcessError):
+        with contextlib.suppress(httpx.HTTPError):
             if condition():
                 return time.monotonic() - started
         time.sleep(0.05)
