@@ -73,6 +73,7 @@ def start_ray(folder: Path, object_store_bytes: int) -> str:
         namespace=NAMESPACE,
         _node_ip_address="127.0.0.1",
         _temp_dir=str(folder),
+        _system_config={"worker_niceness": 0},  # Ray's own 15 starves workers beside a busy router on the same cores
     )
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})

@@ -1,13 +1,38 @@
 """`forebay bench ...`: figures as a table, and as JSON in the one form of ops/bench_report.py."""
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from forebay.ops.bench_report import report, table, write_json
-from forebay.workers.bench import bench_workers
+from forebay.ops.bench_report import Row, report, table, write_json
 
 
 def bench_demo(model: str, threads: int, json_path: Path | None) -> int:
-    made = report(bench_workers(model, threads))
+    from forebay.workers.bench import bench_workers
+
+    return _say(bench_workers(model, threads), json_path)
+
+
+def bench_classes(url: str, requests: int, json_path: Path | None) -> int:
+    import asyncio
+
+    from forebay.cluster.status import get_json
+    from forebay.ops.flood import Flood, FloodError, measure
+
+    status = get_json(f"{url}/status")
+    if status is None:
+        print(f"forebay: no endpoint answers at {url}: `forebay up`, or name it with --url", file=sys.stderr)
+        return 1
+    try:
+        rows = asyncio.run(measure(Flood(url=url, model=status["model"], interactive=requests)))
+    except FloodError as error:
+        print(f"forebay: {error}", file=sys.stderr)
+        return 1
+    return _say(rows, json_path)
+
+
+def _say(rows: Iterable[Row], json_path: Path | None) -> int:
+    made = report(rows)
     print(table(made))
     if json_path is not None:
         write_json(made, json_path)

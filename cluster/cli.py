@@ -226,9 +226,19 @@ def _add_bench(verbs: Any) -> None:
     demo.add_argument("--model", default="demo-random", metavar="DIR|NAME", help="default demo-random")
     demo.add_argument("--threads", type=int, default=1, help="torch threads of each worker (default 1)")
     demo.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
+    classes = _add(bench, "classes", _bench_classes, "What a flood of one class costs another, at a running endpoint.")
+    classes.add_argument("--url", default=DEFAULT_URL, help=f"the endpoint (default {DEFAULT_URL})")
+    classes.add_argument("--requests", type=int, default=100, metavar="N", help="interactive requests (default 100)")
+    classes.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
 
 
 def _bench_demo(args: argparse.Namespace) -> int:
     from forebay.cluster.bench import bench_demo
 
     return bench_demo(args.model, args.threads, args.json)
+
+
+def _bench_classes(args: argparse.Namespace) -> int:
+    from forebay.cluster.bench import bench_classes
+
+    return bench_classes(args.url, args.requests, args.json)

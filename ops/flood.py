@@ -19,6 +19,10 @@ from forebay.ops.openai_stream import Reply, ask, body
 from forebay.ops.replay_report import percentile
 
 
+class FloodError(Exception):
+    """The endpoint did not answer as the measurement needs: nothing can be said."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flood:
     """What is asked of the endpoint. The bearer token names the class."""
@@ -86,7 +90,8 @@ async def _interactive(http: aiohttp.ClientSession, flood: Flood, count: int) ->
     times = []
     for _ in range(count):
         reply = await _ask(http, flood, "interactive", flood.interactive_chars)
-        assert reply.error is None, f"an interactive request failed: {reply.error}"
+        if reply.error is not None:
+            raise FloodError(f"an interactive request failed: {reply.error}")
         times.append(reply.text_at_s[0] - reply.sent_s)
     return times
 
@@ -106,11 +111,12 @@ async def _obey(http: aiohttp.ClientSession, flood: Flood) -> tuple[int, int]:
     while time.perf_counter() < deadline_s:
         status, told_s = await _status(http, flood, request, headers)
         if status == 429:
-            assert told_s >= 1, "a refusal carries Retry-After"
+            if told_s < 1:
+                raise FloodError("a refusal carries no Retry-After of at least a second")
             await asyncio.sleep(told_s)
             return told_s, (await _status(http, flood, request, headers))[0]
         request = _request(flood, flood.batch_chars)
-    raise AssertionError(f"the flood was never refused within {flood.wait_s_max:.0f} s")
+    raise FloodError(f"the flood was never refused within {flood.wait_s_max:.0f} s")
 
 
 async def _status(

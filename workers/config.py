@@ -17,7 +17,7 @@ class WorkerConfig:
     store: StoreConfig
     """A decode worker needs neither the host tier nor the arena: it has no prefix cache and exports nothing."""
 
-    chunk_tokens: int = 512
+    chunk_tokens: int = 256
     """The absolute grid of prefill: some whole blocks. Between two chunks another prompt may go first."""
 
     queue_jobs: int = 256
