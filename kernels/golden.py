@@ -5,16 +5,18 @@ order of summation is left (ROOM times); the detail says so. Knobs that a README
 keys) are set here and printed.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forebay.kernels import conv, dsa, exact, kda, mla, moe, mxfp4, norms
+from forebay.kernels import balance, conv, dsa, exact, kda, mla, moe, mxfp4, norms
 from forebay.kernels.models import K3
 from forebay.kernels.shapes import Gate
 
@@ -246,8 +248,22 @@ def _moe(folder: Path) -> Iterator[Case]:
     yield compare("moe/situ_table", out, t["out"], ROOM * 7.2e-6, note)
     bound = float(out.abs().max())
     yield Case(name="moe/situ_table bound", error=bound, tolerance=100.0, passed=bound < 100.0, detail="|out| < 100")
-    if (folder / "quantile_balancing.json").exists():
-        yield not_run("moe/quantile_balancing", "not yet run: balancing belongs to training")
+    yield from _balance("moe/quantile_balancing", json.loads((folder / "quantile_balancing.json").read_text()))
+
+
+def _balance(name: str, case: dict[str, Any]) -> Iterator[Case]:
+    """One update of the bias, exact and by histogram, and the loads that it leads to."""
+    scores, k = torch.tensor(case["scores"], dtype=torch.float64), case["top_k"]
+    start, wanted = torch.tensor(case["start_bias"], dtype=torch.float64), case["trace"]["qplus1"][0]
+    exact_bias = balance.quantile_bias(scores, start, k)
+    coarse = balance.histogram_bias(balance.count(scores, start, k), k)
+    expected = torch.tensor(wanted["bias"], dtype=torch.float64)
+    yield compare(f"{name} bias", exact_bias, expected, 1e-12, "reading: the (q+1)-th largest margin")
+    yield compare(f"{name} bias, histogram", coarse, expected, balance.BIN, f"one of {balance.BINS} bins")
+    for form, bias in (("bias", exact_bias), ("histogram", coarse)):
+        chosen = (scores + bias).topk(k, dim=1).indices.flatten()
+        loads = torch.bincount(chosen, minlength=case["experts"])
+        yield compare(f"{name} loads, {form}", loads, torch.tensor(wanted["loads_next"]), 0.0, "one update balances")
 
 
 def _latent_moe(name: str, t: Tensors, tolerance: float, note: str) -> Iterator[Case]:

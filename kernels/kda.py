@@ -91,10 +91,11 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     end_decay = grown[..., -1, :, None]
     k_end_t = (kc * (total[..., -1:, :] - total).float().exp()).transpose(-1, -2)
     from_state, updates = [], []
-    for n in range(chunks):
-        read = torch.bmm(reads[n], state)
-        u = u_free[n] - read[:, CHUNK:]
-        state = torch.baddbmm(state * end_decay[n], k_end_t[n], u)
+    # Unbound, not indexed: the gradient of an index is a whole tensor of zeros for every chunk.
+    for r, free, decay, k_t in zip(*(x.unbind(0) for x in (reads, u_free, end_decay, k_end_t)), strict=True):
+        read = torch.bmm(r, state)
+        u = free - read[:, CHUNK:]
+        state = torch.baddbmm(state * decay, k_t, u)
         from_state.append(read[:, :CHUNK])
         updates.append(u)
     o = torch.stack(from_state) + torch.matmul(qk, torch.stack(updates))
