@@ -1,14 +1,15 @@
-"""KDA prefill, first kernel, for the bounded gate: what a chunk needs before the state arrives (`kda_chunks_triton` states
-the algebra), with nearly all of it on the tensor cores.
+"""KDA prefill, first kernels, for the bounded gate: what a chunk needs before the state arrives (`kda_chunks_triton`
+states the algebra).
 
-The log decay of a token is at least -5, so over 16 tokens a factor stays within e^80, which fp32 and bf16 hold. Each half
-of a chunk (32 tokens) is referred to the running sum at its middle, r: e^(G_i - G_j) = e^(G_i - r) e^(r - G_j). Where a
+The log decay of a token is at least -5, so over QUARTER = 16 tokens a factor stays within e^80, which fp32 and bf16 hold.
+Each half of a chunk is referred to the running sum at its middle, r: e^(G_i - G_j) = e^(G_i - r) e^(r - G_j). Where a
 factor overflows the pair has j > i and is masked; where one underflows the whole pair is nothing that counts, for the
 other factor is at most e^80.
 
-Every exponent is a signed sum of g over some tokens: a product of g with a matrix of 0, 1 and -1, summed in fp32 without
-a scan over rows. g is rounded to fp16 for it, once, so that every factor sees the same decay: 2^-12 of each exponent,
-which is less than the rounding to bf16 of a factor that has not decayed away.
+G_i - r is a product of g with a matrix of 0, 1 and -1: summed in fp32 on the tensor cores, without a scan over rows. All
+other decays are that one times whole quarters' decays, which a small kernel makes first. g is rounded to fp16 for both,
+so that every factor sees the same decay: 2^-12 of each exponent, which is less than the rounding to bf16 of a factor
+that has not decayed away.
 """
 
 import torch
@@ -18,19 +19,15 @@ import triton.language as tl
 from forebay.kernels.kda_chunks_triton import inverse_norms, load_rows
 
 HALF = 32
+QUARTER = HALF // 2
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-def sign_matrices(chunk: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[4, C, C]: what each row sums of g. From its half's middle to itself (negative before it); to its half's middle;
-    from itself to the second half's middle; behind itself to the end.
-    """
+def sign_matrix(chunk: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[C, C]: each row sums g from its half's middle to itself, negative where it lies before the middle."""
     i = torch.arange(chunk, device=device)[:, None]
     j = torch.arange(chunk, device=device)[None, :]
-    to_row = (j <= i).to(dtype)
-    to_middle = (j <= i // HALF * HALF + HALF // 2 - 1).to(dtype)
-    to_last = (j <= chunk - HALF // 2 - 1).to(dtype).expand(chunk, chunk)
-    return torch.stack((to_row - to_middle, to_middle, to_last - to_row, 1 - to_row))
+    return (j <= i).to(dtype) - (j <= i // HALF * HALF + QUARTER - 1).to(dtype)
 
 
 @triton.jit
@@ -53,14 +50,45 @@ def _sigmoid2(x, FAST: tl.constexpr):
 
 
 @triton.jit
+def _gate(z, dt_bias, rate, lower, t, col, d, some, MID: tl.constexpr, FAST: tl.constexpr):
+    """log2 decay of the rows t and channels d of a head, whose columns start at col."""
+    raw = load_rows(z, t, col + d[None, :], some) + tl.load(dt_bias + col + d).to(tl.float32)[None, :]
+    return tl.where(some, _sigmoid2(raw * rate, FAST) * (lower * LOG2E), 0.0).to(MID)
+
+
+@triton.jit
+def quarter_kernel(
+    z, A_log, dt_bias, chunk_start, chunk_rows, quarters, decay, lower, z_stride, H,
+    D: tl.constexpr, C: tl.constexpr, QUARTER: tl.constexpr, MID: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Program (head, chunk): the decay over each quarter of a chunk, [chunks, H, C / QUARTER, D], and over all of it,
+    [chunks, H, D], fp32.
+    """
+    N: tl.constexpr = C // QUARTER
+    h = tl.program_id(0)
+    c = tl.program_id(1)
+    i = tl.arange(0, C)
+    d = tl.arange(0, D)
+    r = tl.arange(0, N)
+    t = (tl.load(chunk_start + c).to(tl.int64) + i) * z_stride
+    some = (i < tl.load(chunk_rows + c))[:, None]
+    tile = c.to(tl.int64) * H + h
+    rate = tl.exp(tl.load(A_log + h).to(tl.float32)) * LOG2E
+    g = _gate(z, dt_bias, rate, lower, t[:, None], h * D, d, some, MID, FAST).to(tl.float32)
+    sums = tl.sum(tl.reshape(g, (N, QUARTER, D)), 1)
+    tl.store(quarters + (tile * N + r[:, None]) * D + d[None, :], _exp2(sums, FAST))
+    tl.store(decay + tile * D + d, _exp2(tl.sum(sums, 0), FAST))
+
+
+@triton.jit
 def bounded_chunk_kernel(
-    q, k, z, beta, A_log, dt_bias, signs, chunk_start, chunk_rows,
-    w, q_decay, k_end, pairs, strict, decay,
+    q, k, z, beta, A_log, dt_bias, signs, quarters, chunk_start, chunk_rows,
+    w, q_decay, k_end, pairs, strict,
     lower, q_stride, k_stride, z_stride, beta_stride, H,
     D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr,
     LOW: tl.constexpr, MID: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """What `chunk_kernel` does, for the bounded gate. Channels are taken DP at a time."""
+    """What `chunk_kernel` does, for the bounded gate and but for the decay. Channels are taken DP at a time."""
     h = tl.program_id(0)
     c = tl.program_id(1)
     i = tl.arange(0, C)
@@ -76,40 +104,38 @@ def bounded_chunk_kernel(
     rate = tl.exp(tl.load(A_log + h).to(tl.float32)) * LOG2E
     q_scale = inverse_norms(q, t * q_stride, h, live, D) * (D**-0.5)
     k_scale = inverse_norms(k, t * k_stride, h, live, D)
-    to_i = j <= i[:, None]
     early = (i < HALF)[:, None]
-    sign = signs + i[:, None] * C + j
-    from_middle = tl.load(sign)
-    to_middle = tl.load(sign + C * C)
-    to_last = tl.load(sign + 2 * C * C)
-    to_end = tl.load(sign + 3 * C * C)
+    from_middle = tl.load(signs + i[:, None] * C + j)
     p = tl.zeros((C, C), tl.float32)
     a = tl.zeros((C, C), tl.float32)
     for part in tl.range(0, D, DP, num_stages=3):
         d = part + tl.arange(0, DP)
         col = (h * D + d)[None, :]
         at = tile * C * D + i[:, None] * D + d[None, :]
-        raw = load_rows(z, (t * z_stride)[:, None], col, some)
-        raw += tl.load(dt_bias + h * D + d).to(tl.float32)[None, :]
-        g = tl.where(some, _sigmoid2(raw * rate, FAST) * (lower * LOG2E), 0.0).to(MID)
-        tl.store(decay + tile * D + d, _exp2(tl.sum(g.to(tl.float32), 0), FAST))
+        quarter = quarters + tile * (C // HALF * 2 * D) + d
+        first = tl.load(quarter)[None, :]
+        second = tl.load(quarter + D)[None, :]
+        third = tl.load(quarter + 2 * D)[None, :]
+        g = _gate(z, dt_bias, rate, lower, (t * z_stride)[:, None], h * D, d, some, MID, FAST)
         exponent = tl.dot(from_middle, g, input_precision="ieee")
         grown = _exp2(exponent, FAST)
-        from_start = _exp2(tl.dot(to_middle, g, input_precision="ieee"), FAST)
+        from_start = tl.where(early, first, first * second * third)
         qg = load_rows(q, (t * q_stride)[:, None], col, some) * q_scale[:, None] * grown
-        tl.store(q_decay + at, (qg * from_start).to(kind))
-        q_low = qg.to(LOW)
         kx = load_rows(k, (t * k_stride)[:, None], col, some) * k_scale[:, None]
         kg = kx * grown
+        tl.store(q_decay + at, (qg * from_start).to(kind))
         tl.store(w + at, (kg * from_start * b[:, None]).to(kind))
+        q_low = qg.to(LOW)
         k_low = kg.to(LOW)
-        tl.store(k_end + at, (kx * _exp2(tl.dot(to_end, g, input_precision="ieee"), FAST)).to(kind))
-        to_own = tl.trans((kx * _exp2(-exponent, FAST)).to(LOW))
-        to_late = tl.trans((kx * _exp2(tl.dot(to_last, g, input_precision="ieee"), FAST)).to(LOW))
-        p = tl.dot(tl.where(early, q_low, 0.0), to_own, acc=p, input_precision="ieee")
-        p = tl.dot(tl.where(early, 0.0, q_low), to_late, acc=p, input_precision="ieee")
-        a = tl.dot(tl.where(early, k_low, 0.0), to_own, acc=a, input_precision="ieee")
-        a = tl.dot(tl.where(early, 0.0, k_low), to_late, acc=a, input_precision="ieee")
+        own = kx * _exp2(-exponent, FAST)  # keys referred to their own half's middle
+        late = tl.where(early, own * second * third, own)  # and all to the second half's
+        tl.store(k_end + at, (late * tl.load(quarter + 3 * D)[None, :]).to(kind))
+        to_own = tl.trans(own.to(LOW))
+        to_late = tl.trans(late.to(LOW))
+        p_own = tl.dot(q_low, to_own, acc=p, input_precision="ieee")
+        p = tl.where(early, p_own, tl.dot(q_low, to_late, acc=p, input_precision="ieee"))
+        a_own = tl.dot(k_low, to_own, acc=a, input_precision="ieee")
+        a = tl.where(early, a_own, tl.dot(k_low, to_late, acc=a, input_precision="ieee"))
     square = tile * C * C + i[:, None] * C + j
-    tl.store(pairs + square, tl.where(to_i, p, 0.0).to(kind))
+    tl.store(pairs + square, tl.where(j <= i[:, None], p, 0.0).to(kind))
     tl.store(strict + square, tl.where(j < i[:, None], a * b[:, None], 0.0).to(strict.dtype.element_ty))

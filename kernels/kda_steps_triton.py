@@ -61,15 +61,40 @@ def _recur(S, q, k, qk, v, alpha, b):
 
 @triton.jit
 def _conv_from(tail, x, taps, row):
-    """Convolve channels whose earlier inputs lie in three rows of the tail; shifts the tail."""
+    """Convolve channels whose earlier inputs lie in three rows of the tail."""
     one = tl.load(tail).to(tl.float32)
+    two = tl.load(tail + row).to(tl.float32)
+    return _conv(one, two, tl.load(tail + 2 * row).to(tl.float32), x, taps, row)
+
+
+@triton.jit
+def _shift(tail, x, row):
+    """Three rows of a tail move up by one and x comes behind them, once all have been read."""
     two = tl.load(tail + row)
     three = tl.load(tail + 2 * row)
-    y = _conv(one, two.to(tl.float32), three.to(tl.float32), x, taps, row)
+    fresh = tl.load(x)
+    tl.debug_barrier()  # small vectors are held by several threads each
     tl.store(tail, two)
     tl.store(tail + row, three)
-    tl.store(tail + 2 * row, x.to(tail.dtype.element_ty))
-    return y
+    tl.store(tail + 2 * row, fresh.to(tail.dtype.element_ty))
+
+
+@triton.jit
+def _step_columns(corner, v, q, k, qk, alpha, b, e, D: tl.constexpr):
+    """The value columns e: o before its norm; the state is written back."""
+    d = tl.arange(0, D)
+    at = corner + d[:, None] * D + e[None, :]
+    S, out = _recur(tl.load(at), q, k, qk, v, alpha, b)
+    tl.store(at, S)
+    return out
+
+
+@triton.jit
+def _values(x, tail, taps, e, row, CONV: tl.constexpr):
+    v = tl.load(x + e).to(tl.float32)
+    if CONV:
+        v = _conv_from(tail + e, v, taps + e, row)
+    return v
 
 
 @triton.jit
@@ -85,56 +110,53 @@ def _put(o, gate, weight, e, out, scale, NORM: tl.constexpr):
 def step_kernel(
     x, z, beta, gate, taps, A_log, dt_bias, norm_weight, states, tails, page, o,
     lower, eps, x_stride, z_stride, beta_stride, gate_stride, o_stride, page_states, page_tails, H,
-    D: tl.constexpr, PARTS: tl.constexpr, BOUNDED: tl.constexpr, CONV: tl.constexpr, NORM: tl.constexpr,
+    D: tl.constexpr, HALVES: tl.constexpr, BOUNDED: tl.constexpr, CONV: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (head, sequence). x [B, 3 H D] is q|k|v before the convolution (after SiLU without CONV), z the raw gate,
     beta logits, gate the output gate's logits. `page_*`: elements from page to page of the states and of the tails.
-    The state passes through registers in PARTS slices of its columns, each fetched while the one before is at work.
+    HALVES: the state passes through registers in two halves of its columns.
     """
-    BV: tl.constexpr = D // PARTS
     h = tl.program_id(0)
     n = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, D)
-    e = tl.arange(0, BV)
     width = H * D
     row = 3 * width
     col = h * D + d
     at = tl.load(page + n).to(tl.int64)
-    corner = states + at * page_states + h * D * D + d[:, None] * D + e[None, :]
-    S_next = tl.load(corner)
+    corner = states + at * page_states + h * D * D
     tail = tails + at * page_tails
     q = tl.load(x + n * x_stride + col).to(tl.float32)
     k = tl.load(x + n * x_stride + width + col).to(tl.float32)
     raw = tl.load(z + n * z_stride + col).to(tl.float32) + tl.load(dt_bias + col).to(tl.float32)
     b = tl.sigmoid(tl.load(beta + n * beta_stride + h).to(tl.float32))
-    values = 2 * width + h * D + e
-    v = ()
-    for part in tl.static_range(PARTS):
-        fresh = tl.load(x + n * x_stride + values + part * BV).to(tl.float32)
-        if CONV:
-            fresh = _conv_from(tail + values + part * BV, fresh, taps + values + part * BV, row)
-        v = v + (fresh,)
+    alpha = tl.exp2(log2_decay(raw, tl.exp(tl.load(A_log + h).to(tl.float32)), lower, BOUNDED))
     if CONV:
         q = _conv_from(tail + col, q, taps + col, row)
         k = _conv_from(tail + width + col, k, taps + width + col, row)
-    alpha = tl.exp2(log2_decay(raw, tl.exp(tl.load(A_log + h).to(tl.float32)), lower, BOUNDED))
     q = _unit(q) * (D**-0.5)
     k = _unit(k)
     qk = tl.sum(q * k, 0)
-    outs = ()
-    square = 0.0
-    for part in tl.static_range(PARTS):
-        S = S_next
-        if part + 1 < PARTS:
-            S_next = tl.load(corner + (part + 1) * BV)
-        S, out = _recur(S, q, k, qk, v[part], alpha, b)
-        tl.store(corner + part * BV, S)
-        square += tl.sum(out * out, 0)
-        outs = outs + (out,)
-    scale = tl.rsqrt(square / D + eps)
-    for part in tl.static_range(PARTS):
-        opening = gate + n * gate_stride + h * D
-        _put(o + n * o_stride + h * D, opening, norm_weight, e + part * BV, outs[part], scale, NORM)
+    values = 2 * width + h * D
+    x_v = x + n * x_stride + values
+    to = o + n * o_stride + h * D
+    opening = gate + n * gate_stride + h * D
+    if HALVES:
+        e = tl.arange(0, D // 2)
+        f = e + D // 2
+        v = _values(x_v, tail + values, taps + values, e, row, CONV)
+        v_f = _values(x_v, tail + values, taps + values, f, row, CONV)
+        first = _step_columns(corner, v, q, k, qk, alpha, b, e, D)
+        second = _step_columns(corner, v_f, q, k, qk, alpha, b, f, D)
+        scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / D + eps)
+        _put(to, opening, norm_weight, e, first, scale, NORM)
+        _put(to, opening, norm_weight, f, second, scale, NORM)
+    else:
+        v = _values(x_v, tail + values, taps + values, d, row, CONV)
+        out = _step_columns(corner, v, q, k, qk, alpha, b, d, D)
+        _put(to, opening, norm_weight, d, out, tl.rsqrt(tl.sum(out * out, 0) / D + eps), NORM)
+    if CONV:
+        for part in tl.static_range(3):
+            _shift(tail + part * width + col, x + n * x_stride + part * width + col, row)
 
 
 @triton.jit
@@ -192,6 +214,7 @@ def replay_kernel(
         bq, bk, bv = cq, ck, cv
         cq, ck, cv = xq, xk, xv
         xq, xk, xv, raw, b = nq, nk, nv, n_raw, n_b
+    tl.debug_barrier()  # all have read the tail
     if count > 0:
         tl.store(states + at * page_states + h * D * D + d[:, None] * D + e[None, :], S)
         _store_tail(tail, aq, ak, av, bq, bk, bv, cq, ck, cv, width)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forebay.kernels.kda_batch import Layer, Prefilled, Tokens
-from forebay.kernels.kda_bounded_triton import HALF, bounded_chunk_kernel, sign_matrices
+from forebay.kernels.kda_bounded_triton import HALF, QUARTER, bounded_chunk_kernel, quarter_kernel, sign_matrix
 from forebay.kernels.kda_chunks_triton import BLOCK, chunk_kernel
 from forebay.kernels.kda_plan import CHUNK, Plan
 from forebay.kernels.kda_scan_triton import compose_kernel, reduce_kernel, scan_kernel
@@ -33,7 +33,7 @@ class Tuning:
     reduce_columns: int = 64
     reduce_warps: int = 4
     step_warps: int = 4
-    step_parts: int = 2
+    step_halves: bool = True
     replay_warps: int = 4
 
 
@@ -61,7 +61,7 @@ def _kinds(dtype: torch.dtype) -> dict[str, object]:
 
 @cache
 def _signs(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return sign_matrices(CHUNK, dtype, device)
+    return sign_matrix(CHUNK, dtype, device)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -116,18 +116,23 @@ def _chunks(
     strict = torch.empty((plan.chunks, H, CHUNK, CHUNK), dtype=mid, device=q.device)
     inputs = (_rows(q), _rows(k), _rows(z), beta, layer.A_log, layer.dt_bias)
     tables = (plan.chunk_start, plan.chunk_rows)
-    outputs = (made.w, made.q_decay, made.k_end, made.pairs, strict, made.decay)
+    outputs = (made.w, made.q_decay, made.k_end, made.pairs, strict)
     strides = (q.stride(0), k.stride(0), z.stride(0), beta.stride(0), H)
     if layer.gate == "bounded":
-        assert -layer.lower_bound * HALF / 2 <= 80.0, "half a half chunk of decay stays within fp32"
+        assert -layer.lower_bound * QUARTER <= 80.0, "a quarter chunk of decay stays within fp32"
+        quarters = torch.empty((plan.chunks, H, CHUNK // QUARTER, D), dtype=torch.float32, device=q.device)
+        quarter_kernel[(H, plan.chunks)](
+            z, layer.A_log, layer.dt_bias, *tables, quarters, decay, layer.lower_bound, z.stride(0), H,
+            D=D, C=CHUNK, QUARTER=QUARTER, MID=kinds["MID"], FAST=q.is_cuda, num_warps=4,
+        )  # fmt: skip
         bounded_chunk_kernel[(H, plan.chunks)](
-            *inputs, _signs(mid, q.device), *tables, *outputs, layer.lower_bound, *strides,
+            *inputs, _signs(mid, q.device), quarters, *tables, *outputs, layer.lower_bound, *strides,
             D=D, DP=min(tuning.chunk_channels, D), C=CHUNK, HALF=HALF, LOW=kinds["LOW"], MID=kinds["MID"],
             FAST=q.is_cuda, num_warps=tuning.chunk_warps,
         )  # fmt: skip
     else:
         chunk_kernel[(H, plan.chunks)](
-            *inputs, *tables, *outputs, *strides,
+            *inputs, *tables, *outputs, decay, *strides,
             D=D, DP=min(32, D), C=CHUNK, B=BLOCK, LOW=kinds["LOW"], PRECISION=kinds["PRECISION"], num_warps=8,
         )  # fmt: skip
     solve_kernel[(H, plan.chunks)](
@@ -196,7 +201,7 @@ def _step(
         tokens.x, tokens.z, tokens.beta, tokens.gate, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight,
         states, tails, page, o, layer.lower_bound, layer.eps, tokens.x.stride(0), tokens.z.stride(0),
         tokens.beta.stride(0), tokens.gate.stride(0), o.stride(0), states.stride(0), tails.stride(0), H,
-        D=D, PARTS=tuning.step_parts, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm, num_warps=tuning.step_warps,
+        D=D, HALVES=tuning.step_halves, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm, num_warps=tuning.step_warps,
     )  # fmt: skip
     return o
 
