@@ -73,7 +73,7 @@ def test_a_decode_worker_killed_under_streams_costs_no_token(whole: Endpoint, sa
 def test_a_prefill_worker_killed_with_jobs_in_flight_costs_no_token(whole: Endpoint, sampling: dict[str, Any]) -> None:
     sessions = sessions_of(whole, "c1", 4, "prefill")
     asks = [
-        (body_of(whole, n + 100, max_tokens=20, prompt_words=700, **sampling), session)
+        (body_of(whole, n + 100, max_tokens=20, prompt_words=400, **sampling), session)
         for n, session in enumerate(sessions)
     ]
     streams = Streams(whole.url, asks)
@@ -90,6 +90,23 @@ def test_a_prefill_worker_killed_with_jobs_in_flight_costs_no_token(whole: Endpo
     undisturbed = Streams(whole.url, asks).wait()
     assert [stream.text for stream in ended] == [stream.text for stream in undisturbed]
     assert {stream.cluster for stream in ended} == {"c1"}
+
+
+def test_a_decode_worker_that_hangs_costs_no_token(whole: Endpoint) -> None:
+    (session,) = sessions_of(whole, "c1", 1, "hang")
+    ask = (body_of(whole, 7, max_tokens=200, temperature=0), session)
+    (undisturbed,) = Streams(whole.url, [ask]).wait()
+    streams = Streams(whole.url, [ask])
+    streams.wait_open(1)
+    (victim,) = whole.workers("c1", "decode")
+    os.kill(victim["pid"], signal.SIGSTOP)
+    try:
+        (ended,) = streams.wait()
+    finally:
+        os.kill(victim["pid"], signal.SIGKILL)
+    assert ended.error is None
+    assert ended.text == undisturbed.text
+    assert ended.cluster == "c1"
 
 
 def test_an_ingress_killed_gives_back_what_it_held_within_two_seconds(whole: Endpoint) -> None:
