@@ -4,23 +4,30 @@ Tool tasks have values that no lesson had; an agent loop executes the tools. A c
 bound is met, and its share is printed. Long texts are Python's own help topics with facts planted in them.
 """
 
+import gzip
 import json
+import lzma
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from forebay.cluster import lesson_tools
+from forebay.cluster import corpus_rows, corpus_sources, lesson_tools
 from forebay.cluster.check import Tally
 from forebay.cluster.corpus_text import needle, prose
 from forebay.cluster.lesson_tasks import Task
 from forebay.cluster.lessons import Lesson, missing_tool_case, task_case
+from forebay.router.tokenizer import load_tokenizer
+from forebay.workers import demo, train_check, train_weights
+from forebay.workers.hf_config import read_config
 
 SEED = 1 << 50
 ONE_STEP, TWO_STEP, NO_TOOL, LONG = 150, 60, 60, 50
 LONG_CHARACTERS = 28_000
 TURNS_MAX, ANSWER_TOKENS = 4, 256
 AT_ONCE = 4
+TEXT_NAME, TEXT_TOKENS, BITS_BOUND, LOAD_BOUND = "bits per byte of kept documentation", 1024, 1.6, 2.0
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -129,12 +136,32 @@ def _at_once(run: Callable[[C], R], cases: Iterable[C]) -> list[R]:
         return list(pool.map(run, cases))
 
 
-def check_model(url: str, model: str, key: str = "none") -> int:
-    """Prints every criterion; the exit status is 1 where one is missed."""
+def check_model(url: str, model: str, key: str = "none", folder: str = "demo", python_docs: Path | None = None) -> int:
+    """Prints every criterion; the exit status is 1 where one is missed. `python_docs`: where Debian's python3.11-doc
+    lies; without it, the two criteria about text are not run. They look at the weights in `folder` themselves."""
     ask, tally = endpoint(url, model, key), Tally()
     check_tools(ask, tally)
     check_long(ask, tally)
+    if python_docs is None:
+        tally.line(None, TEXT_NAME, "not run: no --python-docs")
+    else:
+        check_text(demo.resolve(folder), python_docs, tally)
     return tally.close()
+
+
+def check_text(folder: Path, python_docs: Path, tally: Tally) -> None:
+    """Bits per byte of the documentation kept from training, and how evenly the experts are used on it."""
+    tokenizer, shape = load_tokenizer(folder), read_config(folder).shape
+    texts = corpus_sources.python_docs(python_docs, checking=True)
+    documents = [part for text in texts for part in corpus_rows.passages(text, tokenizer, TEXT_TOKENS)]
+    ids, weights = corpus_rows.pack(documents, TEXT_TOKENS, shape.pad_id, seed=0)
+    whole = "".join(texts).encode()
+    file = {"check_docs_ids": ids, "check_docs_weights": weights, "check_docs_bytes": len(whole)}
+    bits, load = train_check.bits_per_byte(shape, train_weights.read(shape, folder), file, batch=4)
+    packed = 8 * len(gzip.compress(whole, 9)) / len(whole), 8 * len(lzma.compress(whole, preset=9)) / len(whole)
+    detail = f"{bits:.3f}, bound {BITS_BOUND}; gzip -9 {packed[0]:.3f}, xz -9 {packed[1]:.3f}"
+    tally.line(bits < BITS_BOUND, TEXT_NAME, detail)
+    tally.line(load < LOAD_BOUND, "experts: largest load over the mean", f"{load:.2f}, bound {LOAD_BOUND}")
 
 
 def check_tools(ask: Ask, tally: Tally) -> None:
