@@ -16,8 +16,8 @@ from forebay.kernels.shapes import Gate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The small weights of one KDA layer: taps [W, 3 H D] (q|k|v, the transposed convolution weight), A_log [H], dt_bias
-    [H D], norm_weight [D].
+    """The small weights of one KDA layer: taps [W, 3 H D] (q|k|v, the transposed convolution weight), A_log [H],
+    dt_bias [H D], norm_weight [D].
     """
 
     heads: int

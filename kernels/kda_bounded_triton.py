@@ -1,16 +1,18 @@
-"""KDA prefill, first kernels, for the bounded gate: what a chunk needs before the state arrives (`kda_chunks_triton`
-states the algebra).
+"""KDA prefill, first kernels, for the bounded gate: what a chunk needs before the state arrives
+(`kda_chunks_triton` states the algebra).
 
-The log decay of a token is at least -5, so over QUARTER = 16 tokens a factor stays within e^80, which fp32 and bf16 hold.
-Each half of a chunk is referred to the running sum at its middle, r: e^(G_i - G_j) = e^(G_i - r) e^(r - G_j). Where a
-factor overflows the pair has j > i and is masked; where one underflows the whole pair is nothing that counts, for the
-other factor is at most e^80.
+The log decay of a token is at least -5, so over QUARTER = 16 tokens a factor stays within e^80, which fp32 and bf16
+hold. Each half of a chunk is referred to the running sum at its middle, r: e^(G_i - G_j) = e^(G_i - r) e^(r - G_j).
+Where a factor overflows the pair has j > i and is masked; where one underflows the whole pair is nothing that counts,
+for the other factor is at most e^80.
 
-G_i - r is a product of g with a matrix of 0, 1 and -1: summed in fp32 on the tensor cores, without a scan over rows. All
-other decays are that one times whole quarters' decays, which a small kernel makes first. g is rounded to fp16 for both,
-so that every factor sees the same decay: 2^-12 of each exponent, which is less than the rounding to bf16 of a factor
-that has not decayed away.
+G_i - r is a product of g with a matrix of 0, 1 and -1: summed in fp32 on the tensor cores, without a scan over rows.
+All other decays are that one times whole quarters' decays, which a small kernel makes first. g is rounded to fp16 for
+both, so that every factor sees the same decay: 2^-12 of each exponent, which is less than the rounding to bf16 of a
+factor that has not decayed away.
 """
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 import torch
 import triton
@@ -35,8 +37,7 @@ def _exp2(x, FAST: tl.constexpr):
     """2^x; FAST is one instruction, and 0 for what would be subnormal."""
     if FAST:
         return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
-    else:
-        return tl.exp2(x)
+    return tl.exp2(x)
 
 
 @triton.jit
@@ -45,8 +46,7 @@ def _sigmoid2(x, FAST: tl.constexpr):
     if FAST:
         one = 1.0 + _exp2(-x, FAST)
         return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [one], tl.float32, is_pure=True, pack=1)
-    else:
-        return 1.0 / (1.0 + tl.exp2(-x))
+    return 1.0 / (1.0 + tl.exp2(-x))
 
 
 @triton.jit
@@ -67,17 +67,21 @@ def quarter_kernel(
     N: tl.constexpr = C // QUARTER
     h = tl.program_id(0)
     c = tl.program_id(1)
-    i = tl.arange(0, C)
+    i = tl.arange(0, QUARTER)
     d = tl.arange(0, D)
-    r = tl.arange(0, N)
-    t = (tl.load(chunk_start + c).to(tl.int64) + i) * z_stride
-    some = (i < tl.load(chunk_rows + c))[:, None]
+    start = tl.load(chunk_start + c).to(tl.int64)
+    rows = tl.load(chunk_rows + c)
     tile = c.to(tl.int64) * H + h
     rate = tl.exp(tl.load(A_log + h).to(tl.float32)) * LOG2E
-    g = _gate(z, dt_bias, rate, lower, t[:, None], h * D, d, some, MID, FAST).to(tl.float32)
-    sums = tl.sum(tl.reshape(g, (N, QUARTER, D)), 1)
-    tl.store(quarters + (tile * N + r[:, None]) * D + d[None, :], _exp2(sums, FAST))
-    tl.store(decay + tile * D + d, _exp2(tl.sum(sums, 0), FAST))
+    whole = tl.zeros((D,), tl.float32)
+    for r in tl.static_range(N):
+        row = r * QUARTER + i
+        t = (start + row) * z_stride
+        g = _gate(z, dt_bias, rate, lower, t[:, None], h * D, d, (row < rows)[:, None], MID, FAST).to(tl.float32)
+        total = tl.sum(g, 0)
+        tl.store(quarters + (tile * N + r) * D + d, _exp2(total, FAST))
+        whole += total
+    tl.store(decay + tile * D + d, _exp2(whole, FAST))
 
 
 @triton.jit

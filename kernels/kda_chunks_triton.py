@@ -6,13 +6,15 @@ With G the running sum of the log decay inside a chunk, k and q L2-normalised an
 so that with the state S before the chunk: U = u - w S;  o = q_decay S + P U;  S <- e^(G_last) S + k_end^T U.
 X, w and u are `kda_solve_triton`'s; this kernel leaves beta k e^G in w's place.
 
-This is the softplus gate's form (`kda_bounded_triton` has the other's). Decays split at the start of the later token's
-block of BLOCK tokens, r: e^(G_i - r) e^(r - G_j), both at most 1 for j in an earlier block. Inside a block the decay has
-no bound that a split could live with, so there the pairs are formed one by one.
+This is the softplus gate's form (`kda_bounded_triton` has the other's). Decays split at the start of the later
+token's block of BLOCK tokens, r: e^(G_i - r) e^(r - G_j), both at most 1 for j in an earlier block. Inside a block
+the decay has no bound that a split could live with, so there the pairs are formed one by one.
 
 All logarithms are to the base 2. LOW is the type of the large products, fp32 where the inputs are (Triton's interpreter
 has no sound bf16).
 """
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 import triton
 import triton.language as tl
@@ -32,8 +34,7 @@ def log2_decay(raw, rate, lower, BOUNDED: tl.constexpr):
     """raw = z + dt_bias, rate = exp(A_log)."""
     if BOUNDED:
         return tl.sigmoid(rate * raw) * (lower * LOG2E)
-    else:
-        return softplus(raw) * rate * -LOG2E
+    return softplus(raw) * rate * -LOG2E
 
 
 @triton.jit
@@ -81,11 +82,11 @@ def chunk_kernel(
     q_stride, k_stride, z_stride, beta_stride, H,
     D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, B: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, chunk), for the softplus gate. Inputs [T, H, D] with a row stride each, beta logits [T, H]. Channels
-    are taken DP at a time, so that what is live fits in registers.
+    """Program (head, chunk), for the softplus gate. Inputs [T, H, D] with a row stride each, beta logits [T, H].
+    Channels are taken DP at a time, so that what is live fits in registers.
 
-    Writes beta k e^G in w's place, q_decay, k_end [chunks, H, C, D], pairs (P) and strict (A) [chunks, H, C, C] in their
-    types, zero in rows behind a short chunk's end, and decay = e^(G_last) [chunks, H, D] fp32.
+    Writes beta k e^G in w's place, q_decay, k_end [chunks, H, C, D], pairs (P) and strict (A) [chunks, H, C, C] in
+    their types, zero in rows behind a short chunk's end, and decay = e^(G_last) [chunks, H, D] fp32.
     """
     N: tl.constexpr = C // B
     h = tl.program_id(0)

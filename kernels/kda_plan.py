@@ -7,6 +7,7 @@ next one behind it, so that a state can be kept after any token.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -57,12 +58,15 @@ def make_plan(
     """`lengths` > 0 of the packed sequences; `checkpoints[n]`: ascending token counts of sequence n after which the
     state is kept (slots are numbered in this order over the whole batch); each sequence is cut in up to `segments`.
     """
-    starts, rows, slots = [], [], []
+    starts: list[int] = []
+    rows: list[int] = []
+    slots: list[int] = []
     first, final, of_sequence = [0], [], [0]
     token, kept = 0, 0
     for n, length in enumerate(lengths):
         ends = tuple(checkpoints[n]) if checkpoints else ()
-        assert length > 0 and all(0 < e <= length for e in ends), "checkpoints lie inside their sequence"
+        assert length > 0, "no sequence is empty"
+        assert all(0 < e <= length for e in ends), "checkpoints lie inside their sequence"
         assert list(ends) == sorted(set(ends)), "checkpoints ascend"
         before = len(starts)
         for begin, end in _spans(length, ends):
@@ -95,14 +99,14 @@ def segments_to_fill(lengths: Sequence[int], heads: int, processors: int) -> int
     """In how many parts to cut each sequence so that heads x parts fill the processors; 1 where they do without, or
     where parts would be shorter than a few chunks (a part costs a second pass and its share of the scan).
     """
-    filled = processors // max(1, 2 * heads * len(lengths))
+    filled = 3 * processors // (4 * heads * len(lengths))
     return max(1, min(filled, max(lengths) // (8 * CHUNK)))
 
 
 def _spans(length: int, ends: tuple[int, ...]) -> list[tuple[int, int]]:
     """[begin, end) of each chunk of a sequence."""
     edges = sorted({0, length, *range(CHUNK, length, CHUNK), *ends})
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 def _cuts(chunks: int, segments: int) -> list[int]:

@@ -2,10 +2,13 @@
 
 The state's columns are independent, so a head is split over programs; each keeps its slice in registers, fp32, over
 the whole segment. It is kept transposed, S^T [BV, D]: then S and U are always the left factor of a product, which the
-tensor cores take from registers, and nothing passes through shared memory between two chunks. A sequence cut in segments runs three passes: `reduce_kernel` gives every segment's transition M and its state
-from zero, `compose_kernel` folds them into the state before each segment (S <- M S + S0), and `scan_kernel` finishes all
+tensor cores take from registers, and nothing passes through shared memory between two chunks. A sequence cut in
+segments runs three passes: `reduce_kernel` gives every segment's transition M and its state from zero,
+`compose_kernel` folds them into the state before each segment (S <- M S + S0), and `scan_kernel` finishes all
 segments in parallel.
 """
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 import triton
 import triton.language as tl
@@ -53,7 +56,7 @@ def scan_kernel(
     d = tl.arange(0, D)
     e = tl.program_id(0) * BV + tl.arange(0, BV)
     corner = d[None, :] * D + e[:, None]
-    if FROM_ZERO:
+    if FROM_ZERO:  # noqa: SIM108
         S = tl.zeros((BV, D), tl.float32)
     else:
         S = tl.load(state_in + (n * H + h) * D * D + corner)
@@ -79,11 +82,11 @@ def scan_kernel(
 
 @triton.jit
 def reduce_kernel(
-    w, u, k_end, decay, segment_first, transition, from_zero, H,
-    D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    w, u, k_end, decay, segment_first, transition, from_zero, H, D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    LOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Programs (slice, head, segment): the first D / BV slices run the state from zero, the others the transition, which
-    is the same recurrence from the identity with u = 0. Both [segments, H, D, D] fp32.
+    """Programs (slice, head, segment): the first D / BV slices run the state from zero, the others the transition,
+    which is the same recurrence from the identity with u = 0. Both [segments, H, D, D] fp32.
     """
     half: tl.constexpr = D // BV
     of_transition = tl.program_id(0) >= half
@@ -120,7 +123,7 @@ def compose_kernel(
     d = tl.arange(0, D)
     e = tl.program_id(0) * BV + tl.arange(0, BV)
     corner = d[:, None] * D + e[None, :]
-    if FROM_ZERO:
+    if FROM_ZERO:  # noqa: SIM108
         S = tl.zeros((D, BV), tl.float32)
     else:
         S = tl.load(state_in + (n * H + h) * D * D + corner)

@@ -1,9 +1,12 @@
-"""KDA prefill, between the chunks and the scan: X = (I + A)^-1 of every chunk and head, and w = X (beta k e^G), u = X beta v.
+"""KDA prefill, between the chunks and the scan: X = (I + A)^-1 of every chunk and head, and what it multiplies,
+w = X (beta k e^G) and u = X beta v.
 
-X comes by doubling, exact and as stable as substitution: with X the inverse of the diagonal blocks of size b and A_b the
-blocks beside them, the inverse of the blocks of size 2 b is X - X A_b X. MID is the type of these products: fp16 for
-bf16 inputs, three bits finer, which holds because A's entries are at most 1.
+X comes by doubling, exact and as stable as substitution: with X the inverse of the diagonal blocks of size b and A_b
+the blocks beside them, the inverse of the blocks of size 2 b is X - X A_b X. MID is the type of these products: fp16
+for bf16 inputs, three bits finer, which holds because A's entries are at most 1.
 """
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 import triton
 import triton.language as tl

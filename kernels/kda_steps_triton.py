@@ -1,9 +1,11 @@
 """KDA decode: one fused step over a batch of states in pages, and replay of accepted draft tokens.
 
 One program a (head, sequence): the head's state [D, D] is read once into registers and written once, fp32; everything
-else of a token (convolution tails and taps, gate, norm weight) is a few vectors. S^T k and S^T q of the decayed state are
-summed together, so that o = S^T q + u (k . q) needs no second pass over the updated state.
+else of a token (convolution tails and taps, gate, norm weight) is a few vectors. S^T k and S^T q of the decayed state
+are summed together, so that o = S^T q + u (k . q) needs no second pass over the updated state.
 """
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 import triton
 import triton.language as tl
@@ -181,9 +183,9 @@ def replay_kernel(
     lower, eps, x_row, z_row, beta_row, gate_row, o_row, page_states, page_tails, H,
     D: tl.constexpr, DRAFT: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, sequence). Rows n * (DRAFT + WINDOW) + t of x, z, beta and gate: first the DRAFT drafted tokens, of
-    which the first accepted[n] are folded into the state in the page (tail too), then WINDOW tokens that run on from it
-    and leave no trace but their outputs, o [B, WINDOW, H, D] by rows.
+    """Program (head, sequence). Rows n * (DRAFT + WINDOW) + t of x, z, beta and gate: first the DRAFT drafted tokens,
+    of which the first accepted[n] are folded into the state in the page (tail too), then WINDOW tokens that run on
+    from it and leave no trace but their outputs, o [B, WINDOW, H, D] by rows.
     """
     h = tl.program_id(0)
     n = tl.program_id(1).to(tl.int64)

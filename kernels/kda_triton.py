@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -27,8 +26,8 @@ class Tuning:
     chunk_warps: int = 4
     chunk_channels: int = 32
     solve_warps: int = 4
-    scan_columns: int = 64
-    scan_warps: int = 4
+    scan_columns: int = 128
+    scan_warps: int = 8
     scan_stages: int = 2
     reduce_columns: int = 64
     reduce_warps: int = 4
@@ -64,9 +63,16 @@ def _signs(dtype: torch.dtype, device: torch.device) -> Tensor:
     return sign_matrix(CHUNK, dtype, device)
 
 
+def _check_layout(layer: Layer, states: Tensor, tails: Tensor) -> None:
+    assert layer.taps.shape[0] == CONV_WIDTH
+    assert layer.taps.is_contiguous()
+    assert states[0].is_contiguous(), "a page holds its state in one piece"
+    assert tails[0].is_contiguous(), "a page holds its tail in one piece"
+
+
 def _rows(x: Tensor) -> Tensor:
     """[T, H, D] whose rows may lie apart but are whole."""
-    assert x.stride(-1) == 1 and x.stride(-2) == x.shape[-1], "heads lie side by side in a row"
+    assert x.stride()[-2:] == (x.shape[-1], 1), "heads lie side by side in a row"
     return x
 
 
@@ -83,7 +89,8 @@ def prefill(
 ) -> Prefilled:
     """`kda_batch.prefill`."""
     H, D = layer.heads, layer.head_dim
-    assert q.shape == (plan.tokens, H, D) and beta.shape == (plan.tokens, H)
+    assert q.shape == (plan.tokens, H, D)
+    assert beta.shape == (plan.tokens, H)
     parts = _chunks(q, k, v, z, beta, layer, plan, tuning)
     if plan.segmented:
         state = _segment_states(parts, layer, plan, state, q.dtype, tuning)
@@ -123,7 +130,7 @@ def _chunks(
         quarters = torch.empty((plan.chunks, H, CHUNK // QUARTER, D), dtype=torch.float32, device=q.device)
         quarter_kernel[(H, plan.chunks)](
             z, layer.A_log, layer.dt_bias, *tables, quarters, decay, layer.lower_bound, z.stride(0), H,
-            D=D, C=CHUNK, QUARTER=QUARTER, MID=kinds["MID"], FAST=q.is_cuda, num_warps=4,
+            D=D, C=CHUNK, QUARTER=QUARTER, MID=kinds["MID"], FAST=q.is_cuda, num_warps=1,
         )  # fmt: skip
         bounded_chunk_kernel[(H, plan.chunks)](
             *inputs, _signs(mid, q.device), quarters, *tables, *outputs, layer.lower_bound, *strides,
@@ -171,9 +178,13 @@ def step(tokens: Tokens, layer: Layer, states: Tensor, tails: Tensor, page: Tens
     return _step(tokens, layer, states, tails, page, True, True, tuning)
 
 
-def recurrence(tokens: Tokens, layer: Layer, states: Tensor, page: Tensor, tuning: Tuning = TUNED) -> Tensor:
-    """The step's middle alone: x is q|k|v after convolution and SiLU, o comes before norm and output gate."""
-    return _step(tokens, layer, states, states, page, False, False, tuning)
+def recurrence(
+    tokens: Tokens, layer: Layer, states: Tensor, tails: Tensor, page: Tensor, tuning: Tuning = TUNED
+) -> Tensor:
+    """The step's middle alone: x is q|k|v after convolution and SiLU, o comes before norm and output gate; tails
+    stay.
+    """
+    return _step(tokens, layer, states, tails, page, False, False, tuning)
 
 
 def conv_recurrence(
@@ -194,14 +205,14 @@ def _step(
     tuning: Tuning,
 ) -> Tensor:
     H, D, B = layer.heads, layer.head_dim, page.shape[0]
-    assert layer.taps.shape[0] == CONV_WIDTH and layer.taps.is_contiguous()
-    assert states[0].is_contiguous() and tails[0].is_contiguous(), "a page holds its state and tail in one piece each"
+    _check_layout(layer, states, tails)
     o = torch.empty((B, H * D), dtype=tokens.x.dtype, device=tokens.x.device)
     step_kernel[(H, B)](
         tokens.x, tokens.z, tokens.beta, tokens.gate, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight,
         states, tails, page, o, layer.lower_bound, layer.eps, tokens.x.stride(0), tokens.z.stride(0),
         tokens.beta.stride(0), tokens.gate.stride(0), o.stride(0), states.stride(0), tails.stride(0), H,
-        D=D, HALVES=tuning.step_halves, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm, num_warps=tuning.step_warps,
+        D=D, HALVES=tuning.step_halves, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm,
+        num_warps=tuning.step_warps,
     )  # fmt: skip
     return o
 
@@ -220,8 +231,7 @@ def replay(
     H, D, B = layer.heads, layer.head_dim, page.shape[0]
     window = tokens.x.shape[1] - drafted
     flat = [part.flatten(0, 1) for part in (tokens.x, tokens.z, tokens.beta, tokens.gate)]
-    assert layer.taps.shape[0] == CONV_WIDTH and layer.taps.is_contiguous()
-    assert states[0].is_contiguous() and tails[0].is_contiguous(), "a page holds its state and tail in one piece each"
+    _check_layout(layer, states, tails)
     o = torch.empty((B, window, H * D), dtype=tokens.x.dtype, device=tokens.x.device)
     replay_kernel[(H, B)](
         *flat, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight, states, tails, page, accepted, o,
@@ -229,6 +239,3 @@ def replay(
         D=D, DRAFT=drafted, WINDOW=window, BOUNDED=layer.gate == "bounded", num_warps=tuning.replay_warps,
     )  # fmt: skip
     return o
-
-
-__all__ = ["TUNED", "Tuning", "conv_recurrence", "prefill", "recurrence", "replay", "step", "triton"]
