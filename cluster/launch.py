@@ -12,25 +12,31 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from forebay.cluster import processes
 from forebay.cluster.config import KINDS, EndpointConfig, router_config, worker_config
 from forebay.cluster.model_facts import FactsReader, ModelError, ModelFacts
 from forebay.cluster.rundir import RunDir, RunDirTaken
-from forebay.cluster.start_checks import StartError, bind, check_memory, check_model, check_ports, check_run_dir
+from forebay.cluster.start_checks import (
+    StartError,
+    bind,
+    check_memory,
+    check_model,
+    check_pools,
+    check_ports,
+    check_run_dir,
+)
+from forebay.cluster.supervise import supervised
 from forebay.router.config import ModelConfig
 
 READY_S = 180.0
-RECORD_EVERY_S = 0.5
 
 Say = Callable[[str], None]
 
@@ -101,36 +107,16 @@ def _run(config: EndpointConfig, run: RunDir, say: Say) -> int:
     check_memory(config, weight_bytes=0)
     memory = run.make_memory(config.arena_bytes)
     run.publish(_endpoint(config, run, "starting"))
-    with contextlib.closing(door), _recorded(run):
+    with contextlib.closing(door), supervised(run):
         say(f"model {config.model}: reading")
         reader = FactsReader(config.model, worker_config(config, "decode", "").block_tokens)
         address = _start_ray(config, run, say)
         facts = reader.wait()
+        check_pools(config, facts.least_bytes)
         check_memory(config, facts.weight_bytes)
         say(f"model {config.model}: {facts.folder}")
         _start_clusters(replace(config, model=facts.folder), str(memory), say)
         return _serve(config, run, facts, door, say, address)
-
-
-@contextlib.contextmanager
-def _recorded(run: RunDir) -> Iterator[None]:
-    """Every process below this one stands in the run folder, and is dead at the end."""
-    done = threading.Event()
-
-    def record() -> None:
-        while not done.wait(RECORD_EVERY_S):
-            run.record(processes.descendants([os.getpid()]))
-
-    recorder = threading.Thread(target=record, name="recorder", daemon=True)
-    recorder.start()
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # what they would ask for is being done
-        done.set()
-        recorder.join()
-        processes.end(processes.descendants([os.getpid()]))
 
 
 def _start_ray(config: EndpointConfig, run: RunDir, say: Say) -> str:

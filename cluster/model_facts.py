@@ -12,13 +12,17 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """`token_bytes`: rows and index keys of one token over all layers; `state_bytes`: one sequence's states."""
+    """`token_bytes`: rows and index keys of one token over all layers; `state_bytes`: one sequence's states.
+
+    `least_bytes`: the pages of a sequence of one block, less than which no worker can do anything with.
+    """
 
     folder: str
     context_tokens: int
     block_tokens: int
     token_bytes: int
     state_bytes: int
+    least_bytes: int
     weight_bytes: int
 
 
@@ -60,6 +64,7 @@ def read_facts(model: str, block_tokens: int) -> ModelFacts:
         block_tokens=block_tokens,
         token_bytes=sum(group.row_bytes * len(group.layers) for group in layout.paged),
         state_bytes=sum(group.state_bytes * len(group.layers) for group in layout.states),
+        least_bytes=layout.page_bytes * (layout.state_pages + layout.pages_for(block_tokens)),
         weight_bytes=sum(file.stat().st_size for file in checked.files),
     )
 

@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from forebay.cluster.config import EndpointConfig
+from forebay.cluster.config import EndpointConfig, worker_config
 from forebay.workers.config_fields import FolderError
 from forebay.workers.hf_config import read_config
 
@@ -71,6 +71,14 @@ def check_memory(config: EndpointConfig, weight_bytes: int) -> None:
             f"memory: {needed / GIB:.1f} GiB needed, {available / GIB:.1f} GiB available: fewer --clusters, --prefill "
             "or --decode, or smaller device_bytes, host_bytes, handoff_bytes in [store]"
         )
+
+
+def check_pools(config: EndpointConfig, least_bytes: int) -> None:
+    """A worker whose pool holds not one sequence would start, and refuse everything."""
+    store = worker_config(config, "prefill", "").store
+    for key in ("device_bytes", "handoff_bytes"):
+        if getattr(store, key) < least_bytes:
+            raise StartError(f"[store] {key} = {getattr(store, key)}: one block of this model takes {least_bytes}")
 
 
 def available_bytes(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

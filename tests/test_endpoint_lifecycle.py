@@ -92,6 +92,33 @@ def test_the_next_start_sweeps_what_a_killed_one_left(folder: Path) -> None:
         streams.wait()
 
 
+def test_a_signal_while_it_starts_ends_everything(folder: Path) -> None:
+    command = [FOREBAY, "up", "--port", str(free_ports(3)[0]), "--run-dir", str(folder / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "starting 2 clusters" in line:
+            break
+    started = processes.descendants([process.pid])
+    assert started
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors.splitlines() == ["forebay: stopped before it was ready"]
+    assert processes.wait_gone(started, 1.0) == []
+    assert [entry.name for entry in (folder / "run").iterdir()] == ["lock"]
+
+
+def test_a_pool_that_holds_no_sequence_is_named(folder: Path) -> None:
+    config = folder / "tiny.toml"
+    config.write_text(
+        f'port = {free_ports(2)[0]}\nclusters = 1\nrun_dir = "{folder / "run"}"\n[store]\ndevice_bytes = 1\n'
+    )
+    result = up(str(config))
+    assert_one_line(result, "device_bytes = 1")
+    assert [entry.name for entry in (folder / "run").iterdir()] == ["lock"]
+
+
 def test_a_taken_port_is_named(folder: Path) -> None:
     port = free_ports(3)[0]
     for at, way_out in ((port, "--port"), (port + 1, "ingress_port")):
