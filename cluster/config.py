@@ -49,7 +49,7 @@ class EndpointConfig:
     model: str = "demo-random"
     served_model_name: str | None = None
     aliases: tuple[str, ...] = ()
-    thinking: bool = True
+    thinking: bool = False  # where a request does not say; off, histories without reasoning keep their hits
     host: str = "127.0.0.1"
     port: int = 8000
     ingress_port: int | None = None

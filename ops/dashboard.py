@@ -164,7 +164,6 @@ def _workers() -> list[Panel]:
         _rates("Prompt tokens computed a second", "prefill_tokens_total", "cluster worker", "short"),
         _rates("Tokens decoded a second", "decode_tokens_total", "cluster worker", "short"),
         _decode_batch(),
-        _quantiles("Time to adopt a handoff", "handoff_seconds", "cluster"),
         _rates("Bytes handed to decode", "handoff_bytes_total", "cluster", "Bps"),
         _rates("Jobs by outcome", "jobs_total", "kind outcome", "ops"),
     ]

@@ -1,5 +1,6 @@
 """Sessions stay where their cache is."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -34,3 +35,17 @@ def test_every_turn_of_twenty_sessions_is_answered_by_its_primary(endpoint: Endp
     assert all(len(set(of_session)) == 1 for of_session in clusters)
     assert {of_session[0] for of_session in clusters} == {"c1", "c2"}
     assert [of_session[0] for of_session in clusters] == [endpoint.route(session)[0] for session in sessions]
+
+
+def test_what_a_turn_moves_is_counted(endpoint: Endpoint) -> None:
+    cluster = turns_of(endpoint, "counted", 2)[0]
+    time.sleep(0.6)  # an ingress hears of its workers with their beats
+    counted = endpoint.metrics(cluster)
+    for name in (
+        "lookup_tokens_total",
+        "hit_tokens_total",
+        "handoff_bytes_total",
+        "prefill_tokens_total",
+        "decode_tokens_total",
+    ):
+        assert sum(value for series, value in counted.items() if series.startswith(f"forebay_{name}{{")) > 0, name

@@ -151,6 +151,7 @@ class DecodeWorker:
             slots_used=len(self._slots),
             handoffs=0,
             handoff_bytes=0,
+            exported_bytes=0,
             steps=self._totals["steps"],
             prompt_tokens=0,
             cached_tokens=0,

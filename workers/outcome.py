@@ -39,7 +39,10 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
-    """Facts for the metrics. `jobs` are live; `slots_used` counts reservations too (0 of 0 in a prefill worker)."""
+    """Facts for the metrics. `jobs` are live; `slots_used` counts reservations too (0 of 0 in a prefill worker).
+
+    `handoff_bytes` lie in the arena now, `exported_bytes` are all that ever did.
+    """
 
     jobs: int
     queued_jobs: int
@@ -48,6 +51,7 @@ class WorkerStats:
     slots_used: int
     handoffs: int
     handoff_bytes: int
+    exported_bytes: int
     steps: int
     prompt_tokens: int
     cached_tokens: int

@@ -70,7 +70,7 @@ class PrefillWorker:
         self._kept: dict[str, _Kept] = {}
         self._arrivals = 0
         self._stuck = False
-        self._totals = dict.fromkeys(("steps", "prompt", "cached", "computed"), 0)
+        self._totals = dict.fromkeys(("steps", "prompt", "cached", "computed", "exported"), 0)
 
     @property
     def busy(self) -> bool:
@@ -148,6 +148,7 @@ class PrefillWorker:
             slots_used=0,
             handoffs=len(self._kept),
             handoff_bytes=sum(kept.handoff.n_bytes for kept in self._kept.values()),
+            exported_bytes=self._totals["exported"],
             steps=self._totals["steps"],
             prompt_tokens=self._totals["prompt"],
             cached_tokens=self._totals["cached"],
@@ -240,6 +241,7 @@ class PrefillWorker:
         assert lease is not None
         until_s = min(prompt.deadline_s, now + self._config.handoff_timeout_s)
         self._kept[job.id] = _Kept(handoff=handoff, holder=prompt.holder, until_s=until_s)
+        self._totals["exported"] += handoff.n_bytes
         self._totals["prompt"] += job.n_prompt
         self._totals["cached"] += lease.hit_tokens
         prefilled = Prefilled(
