@@ -61,7 +61,7 @@ class Prefilled:
 def prefill(
     q: Tensor, k: Tensor, v: Tensor, z: Tensor, beta: Tensor, layer: Layer, plan: Plan, state: Tensor | None
 ) -> Prefilled:
-    """q, k, v after convolution and SiLU, z raw gate [T, H, D], beta logits [T, H], state [N, H, D, D] or None: zero."""
+    """q, k, v after convolution and SiLU, z raw gate [T, H, D], beta logits [T, H], state [N, H, D, D] or None (0)."""
     H, D = layer.heads, layer.head_dim
     g = kda.gate(z, layer.A_log, layer.dt_bias, layer.gate, layer.lower_bound)
     b = exact.sigmoid(beta.float())

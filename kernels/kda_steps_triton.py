@@ -26,6 +26,12 @@ def _vectors(at, width):
 
 
 @triton.jit
+def _keys_values(at, width):
+    """k and v of such a row."""
+    return tl.load(at + width).to(tl.float32), tl.load(at + 2 * width).to(tl.float32)
+
+
+@triton.jit
 def _silu(x):
     return x / (1.0 + tl.exp(-x))
 
@@ -162,6 +168,13 @@ def step_kernel(
 
 
 @triton.jit
+def _behind(x, tail, first, count, back: tl.constexpr, x_row, row):
+    """The input `back` tokens before row first + count of x; what lies before row `first` is in the tail."""
+    inside = count >= back
+    return tl.load(tl.where(inside, x + (first + count - back) * x_row, tail + (3 + count - back) * row)).to(tl.float32)
+
+
+@triton.jit
 def _store_tail(tail, aq, ak, av, bq, bk, bv, cq, ck, cv, width):
     """Three inputs, oldest first."""
     kind = tail.dtype.element_ty
@@ -200,22 +213,22 @@ def replay_kernel(
     bias = tl.load(dt_bias + col).to(tl.float32)
     rate = tl.exp(tl.load(A_log + h).to(tl.float32))
     tail = tails + at * page_tails + col
-    aq, ak, av = _vectors(tail, width)
-    bq, bk, bv = _vectors(tail + row, width)
-    cq, ck, cv = _vectors(tail + 2 * row, width)
+    ak, av = _keys_values(tail, width)
+    bk, bv = _keys_values(tail + row, width)
+    ck, cv = _keys_values(tail + 2 * row, width)
     first = n * (DRAFT + WINDOW)
-    xq, xk, xv, raw, b = _row(x, z, beta, first + tl.where(count > 0, 0, DRAFT), x_row, z_row, beta_row, col, h, width)
     for t in range(count):
-        ahead = first + tl.where(t + 1 < count, t + 1, DRAFT)  # the row after this one, fetched before it is needed
-        nq, nk, nv, n_raw, n_b = _row(x, z, beta, ahead, x_row, z_row, beta_row, col, h, width)
+        _, xk, xv, raw, b = _row(x, z, beta, first + t, x_row, z_row, beta_row, col, h, width)
         k = _unit(_conv(ak, bk, ck, xk, taps + col + width, row))
         v = _conv(av, bv, cv, xv, taps + col + 2 * width, row)
         alpha = tl.exp2(log2_decay(raw + bias, rate, lower, BOUNDED))
         S, _ = _recur(S, k, k, 0.0, v, alpha, tl.sigmoid(b))
-        aq, ak, av = bq, bk, bv
-        bq, bk, bv = cq, ck, cv
-        cq, ck, cv = xq, xk, xv
-        xq, xk, xv, raw, b = nq, nk, nv, n_raw, n_b
+        ak, av = bk, bv
+        bk, bv = ck, cv
+        ck, cv = xk, xv
+    aq = _behind(x + col, tail, first, count, 3, x_row, row)
+    bq = _behind(x + col, tail, first, count, 2, x_row, row)
+    cq = _behind(x + col, tail, first, count, 1, x_row, row)
     tl.debug_barrier()  # all have read the tail
     if count > 0:
         tl.store(states + at * page_states + h * D * D + d[:, None] * D + e[None, :], S)

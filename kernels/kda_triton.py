@@ -21,7 +21,7 @@ from forebay.kernels.kda_steps_triton import CONV_WIDTH, replay_kernel, step_ker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Launch shapes: warps of each kernel; value columns a program and pipeline stages of the scan and the reduction."""
+    """Launch shapes: warps of each kernel, channels or columns that a program takes at a time, stages of the scan."""
 
     chunk_warps: int = 4
     chunk_channels: int = 32
@@ -164,7 +164,7 @@ def _segment_states(
         D=D, BV=BV, C=CHUNK, LOW=kinds["LOW"], PRECISION=kinds["PRECISION"], STAGES=tuning.scan_stages,
         num_warps=tuning.reduce_warps,
     )  # fmt: skip
-    columns = min(32, D)
+    columns = min(16, D)
     compose_kernel[(D // columns, H, len(plan.lengths))](
         transition, from_zero, plan.sequence_segments, state if state is not None else before, before, H,
         D=D, BV=columns, FROM_ZERO=state is None, PRECISION="ieee" if dtype == torch.float32 else "tf32x3",
@@ -230,6 +230,7 @@ def replay(
     """`kda_batch.replay`, in one launch."""
     H, D, B = layer.heads, layer.head_dim, page.shape[0]
     window = tokens.x.shape[1] - drafted
+    assert tails.dtype == tokens.x.dtype, "a tail holds inputs as they came"
     flat = [part.flatten(0, 1) for part in (tokens.x, tokens.z, tokens.beta, tokens.gate)]
     _check_layout(layer, states, tails)
     o = torch.empty((B, window, H * D), dtype=tokens.x.dtype, device=tokens.x.device)

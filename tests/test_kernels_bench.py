@@ -1,0 +1,69 @@
+"""`forebay bench kernels` where nothing but torch is installed, and plans."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forebay.kernels import bench
+from forebay.kernels.kda_plan import CHUNK, make_plan, segments_to_fill
+
+BLOCKED = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in "ray starlette uvicorn aiohttp msgspec redis prometheus_client fla".split():
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+sys.argv = ["bench", "--repeats", "1", "--json", sys.argv[1]]
+from forebay.kernels.bench import main
+raise SystemExit(main())
+"""
+
+
+def test_bench_needs_neither_ray_nor_http(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    ran = subprocess.run([sys.executable, "-c", BLOCKED, str(record)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    told = json.loads(record.read_text())
+    assert {"machine", "versions", "rows"} <= told.keys()
+    assert any(row["name"].startswith("prefill T") for row in told["rows"])
+
+
+def test_compare_divides_second_by_first(tmp_path: Path) -> None:
+    paths = tmp_path / "a.json", tmp_path / "b.json"
+    for path, value in zip(paths, (2.0, 3.0), strict=True):
+        path.write_text(json.dumps({"rows": [{"name": "step", "value": value}]}))
+    assert bench.compare(*paths).splitlines()[1].split() == ["step", "2", "3", "1.500"]
+
+
+def test_record_names_its_machine() -> None:
+    told = json.loads((Path(bench.__file__).parent / "bench_h200.json").read_text())
+    assert any("NVIDIA H200" in gpu for gpu in told["machine"]["gpus"])
+    assert {"torch", "triton"} <= told["versions"].keys()
+
+
+def test_plan_covers_every_token_once() -> None:
+    plan = make_plan((150, 64, 5), ((32, 100), (64,), ()), segments=2)
+    spans = list(zip(plan.chunk_start.tolist(), plan.chunk_rows.tolist(), strict=True))
+    assert [t for start, rows in spans for t in range(start, start + rows)] == list(range(219))
+    assert max(rows for _, rows in spans) <= CHUNK
+    ends = {
+        start + rows: slot for (start, rows), slot in zip(spans, plan.chunk_slot.tolist(), strict=True) if slot >= 0
+    }
+    assert ends == {32: 0, 100: 1, 214: 2}
+    assert plan.segment_first.tolist()[-1] == plan.chunks
+    assert [n for n in plan.segment_final.tolist() if n >= 0] == [0, 1, 2]
+
+
+def test_plan_refuses_checkpoints_outside() -> None:
+    with pytest.raises(AssertionError, match="inside"):
+        make_plan((10,), ((11,),))
+
+
+def test_sequences_are_cut_only_where_heads_do_not_fill() -> None:
+    assert segments_to_fill((8192,), 96, 132) == 1
+    assert segments_to_fill((8192,), 12, 132) == 8
+    assert segments_to_fill((600,), 12, 132) == 1

@@ -1,0 +1,140 @@
+"""Runs the CUDA kernels under Triton's interpreter on small random inputs in fp32 and prints each case's largest
+relative error against its twin as JSON. A program of its own: TRITON_INTERPRET is read when the kernels are imported.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from forebay.kernels import kda_batch as twin
+from forebay.kernels import kda_triton as fast
+from forebay.kernels.bench_inputs import layer as random_layer
+from forebay.kernels.bench_inputs import pages, relative
+from forebay.kernels.bench_inputs import prefill as random_prefill
+from forebay.kernels.bench_inputs import tokens as random_tokens
+from forebay.kernels.kda_batch import Layer, Prefilled
+from forebay.kernels.kda_plan import CHUNK, make_plan
+from forebay.kernels.shapes import Gate
+
+HEADS, DIM = 2, 32
+CPU = torch.device("cpu")
+
+
+def layer(gate: Gate = "bounded") -> Layer:
+    return dataclasses.replace(random_layer(HEADS, DIM, CPU), gate=gate)
+
+
+def state(n: int) -> Tensor:
+    return torch.randn(n, HEADS, DIM, DIM)
+
+
+def worst(found: Prefilled, right: Prefilled) -> float:
+    pairs = [(found.o, right.o), (found.state, right.state)]
+    if len(right.checkpoints):
+        pairs.append((found.checkpoints, right.checkpoints))
+    return max(relative(a, b) for a, b in pairs)
+
+
+def prefill(gate: Gate, segments: int) -> float:
+    """Three sequences, checkpoints on and off the grid of chunks, gates from open to shut."""
+    of = layer(gate)
+    plan = make_plan((150, 64, 5), ((32, 64, 100), (64,), ()), segments)
+    q, k, v, z, beta = random_prefill(plan.tokens, of, torch.float32)
+    given = (q, k, v, z * 3, beta)
+    before = state(3)
+    return worst(fast.prefill(*given, of, plan, before), twin.prefill(*given, of, plan, before))
+
+
+def equal_keys(raw: float) -> float:
+    """All keys alike and beta near 1: the hardest inverse; without decay, or with the most there is."""
+    of = layer()
+    q, k, v, _, beta = random_prefill(CHUNK, of, torch.float32)
+    given = (q, k[:1].expand_as(k).contiguous(), v, torch.full_like(q, raw), beta + 4)
+    plan = make_plan((CHUNK,))
+    return worst(fast.prefill(*given, of, plan, state(1) * 0), twin.prefill(*given, of, plan, None))
+
+
+def split() -> float:
+    """Two prefills that meet at a chunk's end leave the bits of one; so does the checkpoint there."""
+    of, before = layer(), state(1)
+    given = random_prefill(2 * CHUNK + 10, of, torch.float32)
+    whole = fast.prefill(*given, of, make_plan((2 * CHUNK + 10,), ((CHUNK,),)), before)
+    first = fast.prefill(*(x[:CHUNK] for x in given), of, make_plan((CHUNK,)), before)
+    second = fast.prefill(*(x[CHUNK:] for x in given), of, make_plan((CHUNK + 10,)), first.state)
+    same = torch.equal(whole.o, torch.cat((first.o, second.o))) and torch.equal(whole.state, second.state)
+    return 0.0 if same and torch.equal(whole.checkpoints, first.state) else 1.0
+
+
+def from_projection() -> float:
+    """q, k and v as parts of one projection's rows, and no state before."""
+    of = layer()
+    plan = make_plan((70,))
+    rows = torch.randn(70, 3, HEADS, DIM)
+    _, _, _, z, beta = random_prefill(70, of, torch.float32)
+    q, k, v = rows.unbind(1)
+    whole = (q.contiguous(), k.contiguous(), v.contiguous())
+    return worst(fast.prefill(q, k, v, z, beta, of, plan, None), twin.prefill(*whole, z, beta, of, plan, None))
+
+
+def step(gate: Gate, halves: bool) -> float:
+    of, page = layer(gate), torch.tensor([4, 0, 2], dtype=torch.int32)
+    states, tails = pages(5, of, torch.float32)
+    given = random_tokens((3,), of, torch.float32)
+    ours, theirs = (states.clone(), tails.clone()), (states.clone(), tails.clone())
+    tuned = dataclasses.replace(fast.TUNED, step_halves=halves)
+    o, right = fast.step(given, of, *ours, page, tuned), twin.step(given, of, *theirs, page)
+    return max(relative(o, right), *(relative(a, b) for a, b in zip(ours, theirs, strict=True)))
+
+
+def replay() -> float:
+    """Every accepted count 0..4 of 4 at once, window of 2: against plain decode by the twin, and bit for bit against
+    the step kernel.
+    """
+    of, page = layer(), torch.tensor([3, 1, 0, 5, 4], dtype=torch.int32)
+    states, tails = pages(6, of, torch.float32)
+    accepted = torch.arange(5, dtype=torch.int32)
+    given = random_tokens((5, 6), of, torch.float32)
+    ours, theirs, steps = ((states.clone(), tails.clone()) for _ in range(3))
+    o, right = fast.replay(given, 4, accepted, of, *ours, page), twin.replay(given, 4, accepted, of, *theirs, page)
+    whole = dataclasses.replace(fast.TUNED, step_halves=False)
+    for n in range(5):
+        for t in range(n):
+            fast.step(given.at(n, t), of, *steps, page[n, None], whole)
+    same = all(torch.equal(a, b) for a, b in zip(ours, steps, strict=True))
+    errors = [relative(o, right), *(relative(a, b) for a, b in zip(ours, theirs, strict=True))]
+    return max(errors) if same else 1.0
+
+
+def untouched() -> float:
+    """Pages that are not named keep their bits."""
+    of = layer()
+    states, tails = pages(3, of, torch.float32)
+    before = states.clone(), tails.clone()
+    fast.step(random_tokens((1,), of, torch.float32), of, states, tails, torch.tensor([1], dtype=torch.int32))
+    kept = all(torch.equal(a[[0, 2]], b[[0, 2]]) for a, b in zip(before, (states, tails), strict=True))
+    return 0.0 if kept and not torch.equal(before[0], states) else 1.0
+
+
+CASES: dict[str, Callable[[], float]] = {
+    "prefill-bounded": lambda: prefill("bounded", 1),
+    "prefill-bounded-segments": lambda: prefill("bounded", 2),
+    "prefill-softplus": lambda: prefill("softplus", 1),
+    "prefill-softplus-segments": lambda: prefill("softplus", 2),
+    "prefill-equal-keys-open": lambda: equal_keys(-30.0),
+    "prefill-equal-keys-shut": lambda: equal_keys(30.0),
+    "prefill-split": split,
+    "prefill-from-projection": from_projection,
+    "step-bounded": lambda: step("bounded", False),
+    "step-bounded-halves": lambda: step("bounded", True),
+    "step-softplus": lambda: step("softplus", True),
+    "step-other-pages": untouched,
+    "replay": replay,
+}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    print(json.dumps({name: case() for name, case in CASES.items()}))

@@ -1,0 +1,110 @@
+"""Compiles every CUDA kernel ahead of time for sm_90, at the shapes it is launched with for heads of 128, and prints
+what each takes as JSON. A program of its own: Triton reads at import whether it is to compile or to interpret.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from forebay.kernels import kda_bounded_triton, kda_chunks_triton, kda_scan_triton, kda_solve_triton, kda_steps_triton
+from forebay.kernels.kda_plan import CHUNK
+from forebay.kernels.kda_triton import TUNED
+
+LOW, MID, D, H = tl.bfloat16, tl.float16, 128, 96
+INT_TABLES = (
+    "chunk_start",
+    "chunk_rows",
+    "chunk_slot",
+    "segment_first",
+    "segment_final",
+    "sequence_segments",
+    "page",
+    "accepted",
+)
+FP32 = (
+    "A_log", "dt_bias", "decay", "quarters", "state_in", "state_out", "kept", "transition", "from_zero", "segment_in",
+    "states", "taps", "norm_weight",
+)  # fmt: skip
+FP16 = ("strict", "signs")
+SCALARS = {"lower": "fp32", "eps": "fp32"}
+TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+T = TUNED
+LAUNCHES = {
+    "quarters": (kda_bounded_triton.quarter_kernel, 1, {"QUARTER": 16, "MID": MID, "FAST": True, "C": CHUNK}),
+    "bounded": (
+        kda_bounded_triton.bounded_chunk_kernel,
+        T.chunk_warps,
+        {"DP": T.chunk_channels, "C": CHUNK, "HALF": 32, "LOW": LOW, "MID": MID, "FAST": True},
+    ),
+    "softplus": (
+        kda_chunks_triton.chunk_kernel,
+        8,
+        {"DP": 32, "C": CHUNK, "B": kda_chunks_triton.BLOCK, "LOW": LOW, "PRECISION": "tf32"},
+    ),
+    "solve": (kda_solve_triton.solve_kernel, T.solve_warps, {"C": CHUNK, "LEVELS": 6, "LOW": LOW, "MID": MID}),
+    "scan": (
+        kda_scan_triton.scan_kernel,
+        T.scan_warps,
+        {
+            "BV": T.scan_columns, "C": CHUNK, "FROM_ZERO": False, "CHECKPOINTS": True, "LOW": LOW, "PRECISION": "tf32",
+            "STAGES": T.scan_stages,
+        },
+    ),
+    "reduce": (
+        kda_scan_triton.reduce_kernel,
+        T.reduce_warps,
+        {"BV": T.reduce_columns, "C": CHUNK, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages},
+    ),
+    "compose": (kda_scan_triton.compose_kernel, 8, {"BV": 16, "FROM_ZERO": False, "PRECISION": "tf32x3"}),
+    "step": (
+        kda_steps_triton.step_kernel,
+        T.step_warps,
+        {"HALVES": T.step_halves, "BOUNDED": True, "CONV": True, "NORM": True},
+    ),
+    "replay": (kda_steps_triton.replay_kernel, T.replay_warps, {"DRAFT": 8, "WINDOW": 1, "BOUNDED": True}),
+}  # fmt: skip
+
+
+def kind(name: str, constants: dict[str, object]) -> str:
+    if name in constants:
+        return "constexpr"
+    if name in SCALARS:
+        return SCALARS[name]
+    if name == "H" or name.endswith(("_stride", "_row")) or name in ("page_states", "page_tails"):
+        return "i32"
+    for group, pointer in ((INT_TABLES, "*i32"), (FP32, "*fp32"), (FP16, "*fp16")):
+        if name in group:
+            return pointer
+    return "*bf16"
+
+
+def compile_one(kernel: triton.JITFunction, warps: int, constants: dict[str, object]) -> dict[str, int]:
+    constants = {**constants, "D": D}
+    signature = {name: kind(name, constants) for name in kernel.arg_names}
+    # Pointers and row strides are multiples of 16, as the launches' are; Triton reads it off the values there.
+    even = {i: n for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*") or signature[n] == "i32"}
+    source = ASTSource(kernel, signature, constants, attrs={(i,): [["tt.divisibility", 16]] for i in even})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage = _tool("--dump-resource-usage", file.name)
+        spills = len(re.findall(r"\b(?:LDL|STL)\b", _tool("-sass", file.name)))
+    found = {name: int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return {"shared": made.metadata.shared, "spills": spills, **found}
+
+
+def _tool(*arguments: str) -> str:
+    return subprocess.run([TOOL, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: compile_one(*launch) for name, launch in LAUNCHES.items()}))
