@@ -8,18 +8,20 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from forebay.kernels import bench_inputs, by_device
+from forebay.kernels import bench_inputs, by_device, kda_batch
 from forebay.kernels.bench_timing import median_ms
-from forebay.kernels.kda_batch import Layer
+from forebay.kernels.kda_batch import Layer, Tokens
 from forebay.kernels.kda_plan import make_plan, segments_to_fill
 from forebay.ops.bench_report import Reference, Row
 
 COPY_BYTES_PER_MS = 4.26e9
 OUTPUT_ERROR_MAX, STATE_ERROR_MAX = 6.1e-3, 5.0e-3  # FlashKDA's, published, against the same recurrence
+OUTPUT_TWIN_MAX, STATE_TWIN_MAX = 1e-2, 1e-3  # of bf16 outputs, and of fp32 states from bf16 inputs
 MIXED = (1300, 547, 2048, 963, 271, 3063)
 
 
@@ -86,6 +88,7 @@ def rows(device: torch.device, repeats: int) -> Iterator[Row]:
     yield from check(
         bench_inputs.layer(96 if on_gpu else 2, 128 if on_gpu else 32, device), 1024 if on_gpu else 64, dtype
     )
+    yield from check_steps(bench_inputs.layer(96 if on_gpu else 2, 128 if on_gpu else 32, device), dtype)
     for prefill_case in PREFILLS if on_gpu else SMALL_PREFILLS:
         yield from _prefill_rows(prefill_case, device, dtype, repeats)
     for decode_case in DECODES if on_gpu else SMALL_DECODES:
@@ -122,6 +125,34 @@ def check(layer: Layer, tokens: int, dtype: torch.dtype) -> Iterator[Row]:
             ("state", bench_inputs.relative(last[0], right_state)),
         ):
             yield Row(name=f"prefill error of {name}, T {tokens}: fla", value=error, unit="relative")
+
+
+def check_steps(layer: Layer, dtype: torch.dtype) -> Iterator[Row]:
+    """Errors of step and replay against their twins on the same pages; a wrong one ends the run."""
+    device = layer.A_log.device
+    states, tails = bench_inputs.pages(5, layer, dtype)
+    page = torch.tensor([4, 0, 2], dtype=torch.int32, device=device)
+    accepted = torch.tensor([0, 2, 3], dtype=torch.int32, device=device)
+    given = bench_inputs.tokens((3, 5), layer, dtype)
+    found, right = (
+        _decoded(kda, given, accepted, layer, states, tails, page) for kda in (by_device.kda(device), kda_batch)
+    )
+    names = ("outputs of a step", "state after a step", "outputs of a replay", "state after a replay")
+    for name, ours, theirs in zip(names, found, right, strict=True):
+        error = bench_inputs.relative(ours, theirs)
+        assert error <= (STATE_TWIN_MAX if name.startswith("state") else OUTPUT_TWIN_MAX), f"{name}: wrong by {error}"
+        yield Row(name=f"decode error of {name}", value=error, unit="relative")
+
+
+def _decoded(
+    kda: ModuleType, given: Tokens, accepted: Tensor, layer: Layer, states: Tensor, tails: Tensor, page: Tensor
+) -> tuple[Tensor, ...]:
+    """A step over the first token, then a replay of three with a window of two, on copies of the pages."""
+    S, tail = states.clone(), tails.clone()
+    first = Tokens(x=given.x[:, 0], z=given.z[:, 0], beta=given.beta[:, 0], gate=given.gate[:, 0])
+    o = kda.step(first, layer, S, tail, page)
+    after = S.clone()
+    return o, after, kda.replay(given, 3, accepted, layer, S, tail, page), S
 
 
 def _prefill_rows(case: PrefillCase, device: torch.device, dtype: torch.dtype, repeats: int) -> Iterator[Row]:
