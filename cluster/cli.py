@@ -230,6 +230,13 @@ def _add_bench(verbs: Any) -> None:
     classes.add_argument("--url", default=DEFAULT_URL, help=f"the endpoint (default {DEFAULT_URL})")
     classes.add_argument("--requests", type=int, default=100, metavar="N", help="interactive requests (default 100)")
     classes.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
+    _add_bench_kernels(bench)
+
+
+def _add_bench_kernels(bench: Any) -> None:
+    from forebay.kernels.bench import add_arguments
+
+    add_arguments(_add(bench, "kernels", _bench_kernels, "KDA kernels on this GPU, beside public ones and the floor."))
 
 
 def _bench_demo(args: argparse.Namespace) -> int:
@@ -242,3 +249,9 @@ def _bench_classes(args: argparse.Namespace) -> int:
     from forebay.cluster.bench import bench_classes
 
     return bench_classes(args.url, args.requests, args.json)
+
+
+def _bench_kernels(args: argparse.Namespace) -> int:
+    from forebay.kernels.bench import run
+
+    return run(args)
