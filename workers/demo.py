@@ -27,6 +27,8 @@ from forebay.workers.hf_config import parse_config
 from forebay.workers.tensor_table import expected_tensors
 
 NAME = "demo-random"
+TRAINED_NAME = "demo"
+TRAINED_FOLDER = Path(__file__).parent / "demo_model"
 SEED = 31
 BLOCK_TOKENS = 32
 DEFAULT_CACHE = Path.home() / ".cache" / "forebay"
@@ -124,11 +126,15 @@ CONFIG = {
 
 def resolve(name_or_folder: str | Path, cache: Path = DEFAULT_CACHE) -> Path:
     """The folder of a built-in model, made in `cache` where it is not there yet; any other name is a folder's."""
+    if str(name_or_folder) == TRAINED_NAME:
+        return TRAINED_FOLDER
     if str(name_or_folder) == NAME:
         return make_folder(cache)
     folder = Path(name_or_folder)
     if not folder.is_dir():
-        raise FolderError(f"{folder}: no such folder, and no built-in model of that name (built in: {NAME})")
+        raise FolderError(
+            f"{folder}: no such folder, and no built-in model of that name (built in: {TRAINED_NAME}, {NAME})"
+        )
     return folder
 
 
