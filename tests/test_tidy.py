@@ -31,8 +31,10 @@ def python_files(root: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def rooms_are_flat(root: Path) -> list[str]:
+    """A folder of data may lie in a room; one with code may not."""
     folders = (path for room in ROOMS for path in (root / room).rglob("*") if path.is_dir())
-    return [path.relative_to(root).as_posix() for path in folders if path.name != "__pycache__"]
+    inner = (path for path in folders if path.name != "__pycache__" and any(path.rglob("*.py")))
+    return [path.relative_to(root).as_posix() for path in inner]
 
 
 def rooms_say_what_they_own(root: Path) -> list[str]:
