@@ -74,7 +74,7 @@ def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
     unset = argparse.SUPPRESS
     add = parser.add_argument
     add("config", nargs="?", type=Path, metavar="CONFIG.toml", help="the configuration file")
-    add("--model", default=unset, metavar="DIR|NAME", help="a model folder, or demo-random (the default)")
+    add("--model", default=unset, metavar="DIR|NAME", help="a model folder, demo (the default), or demo-random")
     add("--served-model-name", default=unset, metavar="NAME", help="what clients call it (default: the folder's name)")
     add("--clusters", type=int, default=unset, metavar="N", help="clusters in this Ray instance (default 2)")
     add(
@@ -193,8 +193,11 @@ def _add_check(verbs: Any) -> None:
     golden = _add(checks, "golden", _check_golden, "Compare with golden data: every case, its error and tolerance.")
     golden.add_argument("folder", type=Path, metavar="DIR", help="a folder of golden sets")
     resume = _add(checks, "resume", _check_resume, "Cold and warm answers must be the same bits.")
-    resume.add_argument("--model", default="demo-random", metavar="DIR|NAME", help="default demo-random")
+    resume.add_argument("--model", default="demo", metavar="DIR|NAME", help="default demo")
     resume.add_argument("--plant", choices=("flip", "skip-kda", "short-index"), help="damage restored state: must fail")
+    model = _add(checks, "model", _check_model, "What the built-in model can do, at a running endpoint that serves it.")
+    model.add_argument("--url", default=DEFAULT_URL, help=f"the endpoint (default {DEFAULT_URL})")
+    model.add_argument("--python-docs", type=Path, metavar="DIR", help="Debian's python3.11-doc, for the text criteria")
 
 
 def _check_golden(args: argparse.Namespace) -> int:
@@ -207,6 +210,12 @@ def _check_resume(args: argparse.Namespace) -> int:
     from forebay.cluster.check import check_resume
 
     return check_resume(args.model, args.plant)
+
+
+def _check_model(args: argparse.Namespace) -> int:
+    from forebay.cluster.check_model import check_model
+
+    return check_model(f"{args.url}/v1", "demo", python_docs=args.python_docs)
 
 
 def _add_replay(verbs: Any) -> None:
@@ -223,7 +232,7 @@ def _replay(argv: Sequence[str]) -> int:
 def _add_bench(verbs: Any) -> None:
     bench = verbs.add_parser("bench", help="Measure.").add_subparsers(metavar="WHAT", required=True)
     demo = _add(bench, "demo", _bench_demo, "Time to first token, prefill and decode rates of one pair of workers.")
-    demo.add_argument("--model", default="demo-random", metavar="DIR|NAME", help="default demo-random")
+    demo.add_argument("--model", default="demo", metavar="DIR|NAME", help="default demo")
     demo.add_argument("--threads", type=int, default=1, help="torch threads of each worker (default 1)")
     demo.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
     classes = _add(bench, "classes", _bench_classes, "What a flood of one class costs another, at a running endpoint.")

@@ -46,7 +46,7 @@ class EndpointConfig:
     `ingress_port` is the first cluster's; the others follow. None: the ports after `port`.
     """
 
-    model: str = "demo-random"
+    model: str = "demo"
     served_model_name: str | None = None
     aliases: tuple[str, ...] = ()
     thinking: bool = False  # where a request does not say; off, histories without reasoning keep their hits

@@ -118,7 +118,18 @@ def running(folder: Path, *flags: str, clusters: int = 2) -> Iterator[Endpoint]:
     """An endpoint until the block ends; it is killed with all that it started if it does not stop by itself."""
     port, *ingress_ports = free_ports(1 + clusters)
     command = [
-        *(FOREBAY, "up", "--port", str(port), "--clusters", str(clusters), "--run-dir", str(folder / "run")),
+        *(
+            FOREBAY,
+            "up",
+            "--model",
+            "demo-random",
+            "--port",
+            str(port),
+            "--clusters",
+            str(clusters),
+            "--run-dir",
+            str(folder / "run"),
+        ),
         *flags,
     ]
     output = folder / "up.log"

@@ -9,7 +9,7 @@ from forebay.kvstore.config import StoreConfig
 class WorkerConfig:
     """`model` is a folder or a built-in name."""
 
-    model: str = "demo-random"
+    model: str = "demo"
     block_tokens: int = 32
     threads: int = 1
     """Threads of torch in this process: the same number in all workers, since exact mode holds at one number."""
