@@ -38,7 +38,8 @@ def train(texts: Iterable[str], vocab: int, folder: Path, context_tokens: int) -
     _write(folder / "tokenizer_config.json", settings)
     ids = {name: tokenizer.token_to_id(name) for name in SPECIALS}
     ends = {"bos_token_id": ids["[BOS]"], "eos_token_id": [ids["<|end_of_msg|>"]], "pad_token_id": ids["[PAD]"]}
-    _write(folder / "generation_config.json", ends)
+    greedy = {"temperature": 0.0}  # so small a model rambles when it is sampled
+    _write(folder / "generation_config.json", ends | greedy)
 
 
 def _write(path: Path, content: object) -> None:

@@ -212,6 +212,8 @@ def _serve(
         token_bytes=facts.token_bytes,
         state_bytes=facts.state_bytes,
         thinking=config.thinking,
+        temperature=facts.temperature,
+        top_p=facts.top_p,
     )
 
     def ready() -> None:

@@ -8,12 +8,14 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """`token_bytes`: rows and index keys of one token over all layers; `state_bytes`: one sequence's states.
 
+    `temperature` and `top_p`: what the folder's generation_config.json advises, 1 where it is silent.
     `least_bytes`: the pages of a sequence of one block, less than which no worker can do anything with.
     """
 
@@ -24,6 +26,8 @@ class ModelFacts:
     state_bytes: int
     least_bytes: int
     weight_bytes: int
+    temperature: float
+    top_p: float
 
 
 class ModelError(Exception):
@@ -66,7 +70,23 @@ def read_facts(model: str, block_tokens: int) -> ModelFacts:
         state_bytes=sum(group.state_bytes * len(group.layers) for group in layout.states),
         least_bytes=layout.page_bytes * (layout.state_pages + layout.pages_for(block_tokens)),
         weight_bytes=sum(file.stat().st_size for file in checked.files),
+        **_advice(folder),
     )
+
+
+def _advice(folder: Path) -> dict[str, float]:
+    """Raises FolderError where a number is none, or out of range."""
+    from forebay.workers.config_fields import FolderError
+
+    path = folder / "generation_config.json"
+    try:
+        advised = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = {"temperature": float(advised.get("temperature", 1.0)), "top_p": float(advised.get("top_p", 1.0))}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FolderError(f"{path}: {error}") from error
+    if not (0 <= found["temperature"] <= 2 and 0 < found["top_p"] <= 1):
+        raise FolderError(f"{path}: temperature lies in 0 to 2 and top_p above 0 up to 1, not {found}")
+    return found
 
 
 def main(model: str, block_tokens: str) -> int:

@@ -160,7 +160,7 @@ def _sampling(
     tokens = validate.output_tokens(asked, field, len(prompt), model.context_tokens, config.output_tokens_default)
     tokenizer = text.tokenizer
     return validate.sampling(
-        body, max_tokens=tokens, logprobs=logprobs, eos_ids=tokenizer.eos_ids, vocab=tokenizer.vocab_size
+        body, model, max_tokens=tokens, logprobs=logprobs, eos_ids=tokenizer.eos_ids, vocab=tokenizer.vocab_size
     )
 
 

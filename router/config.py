@@ -20,6 +20,7 @@ class ClusterConfig:
 class ModelConfig:
     """The served model. `name` is what /v1/models shows; every alias is answered as well.
 
+    `thinking`, `temperature` and `top_p` hold where a request does not say.
     `token_bytes` and `state_bytes` are the cache of one token and of one sequence, for the estimate of resident bytes.
     """
 
@@ -31,6 +32,8 @@ class ModelConfig:
     token_bytes: int
     state_bytes: int
     thinking: bool = True
+    temperature: float = 1.0
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

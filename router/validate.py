@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from forebay.router.bodies import Body, ChatBody, CompletionBody
+from forebay.router.config import ModelConfig
 from forebay.router.outcome import ApiError, invalid, unsupported
 from forebay.router.wire import WireSampling
 
@@ -91,14 +92,16 @@ def completion_logprobs(body: CompletionBody) -> int | None:
     return body.logprobs
 
 
-def sampling(body: Body, *, max_tokens: int, logprobs: int | None, eos_ids: frozenset[int], vocab: int) -> WireSampling:
+def sampling(
+    body: Body, model: ModelConfig, *, max_tokens: int, logprobs: int | None, eos_ids: frozenset[int], vocab: int
+) -> WireSampling:
     """The wire's sampling of a body whose numbers were checked."""
     if (body.min_tokens or 0) > max_tokens:
         raise invalid("min_tokens", f"min_tokens: {body.min_tokens} is more than the {max_tokens} tokens to generate.")
     stop_ids = set() if body.ignore_eos else set(eos_ids)
     return WireSampling(
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
+        temperature=_or(body.temperature, model.temperature),
+        top_p=_or(body.top_p, model.top_p),
         top_k=max(0, body.top_k or 0),
         min_p=_or(body.min_p, 0.0),
         presence_penalty=_or(body.presence_penalty, 0.0),

@@ -106,6 +106,8 @@ def config_of(folder: Path, clusters: tuple[ClusterConfig, ...], **fields: Any) 
         folder=str(tokenizer_folder(folder)),
         context_tokens=CONTEXT,
         block_tokens=BLOCK,
+        temperature=0.75,
+        top_p=0.9,
         token_bytes=100,
         state_bytes=1000,
     )

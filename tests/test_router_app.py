@@ -275,6 +275,7 @@ def test_max_tokens_and_defaults_reach_the_job(router):
     assert job().max_tokens == 256
     assert job(max_tokens=5).max_tokens == 5
     assert job(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+    assert (job().temperature, job().top_p) == (0.75, 0.9)  # what the model advises
     assert job().stop_ids == [END]
     assert job(ignore_eos=True).stop_ids == []
     assert job(stop_token_ids=[3]).stop_ids == [3, END]
