@@ -132,9 +132,9 @@ class Histories(RuleBasedStateMachine):
         request = self.requests[which % len(self.requests)]
         if request.settled:
             return
-        wrong = self.memory._carry_out(request.lease.moves)
-        if len(wrong):
-            self.memory.store.drop_corrupt("host", wrong)
+        wrong = self.memory.carry_out(request.lease.moves)
+        if wrong is not None:
+            self.memory.store.drop_corrupt(*wrong)
             self.finish(request)
             return
         request.lease.ready()
