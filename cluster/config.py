@@ -17,7 +17,7 @@ from forebay.workers.config import WorkerConfig
 
 MIB = 1 << 20
 STORE_DEFAULTS: dict[str, Any] = {"device_bytes": 256 * MIB, "host_bytes": 256 * MIB, "handoff_bytes": 256 * MIB}
-PREFILL_ONLY = ("host_bytes", "handoff_bytes")
+PREFILL_ONLY = ("host_bytes", "handoff_bytes", "ssd_bytes")
 PROCESS_BYTES = 400 * MIB
 """What a worker takes beside its pages and weights: the interpreter, torch, Ray."""
 
@@ -121,7 +121,7 @@ def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConf
     """`memory` is the node's arena folder. A decode worker has no prefix cache, so neither lower tier nor arena."""
     store: dict[str, Any] = {**STORE_DEFAULTS, **config.store}
     if kind == "decode":
-        store |= dict.fromkeys(PREFILL_ONLY, 0)
+        store |= {**dict.fromkeys(PREFILL_ONLY, 0), "ssd_path": None}
     return WorkerConfig(model=config.model, store=StoreConfig(run_dir=memory, **store), **config.workers)
 
 

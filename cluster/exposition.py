@@ -11,7 +11,7 @@ from forebay.cluster.registry import Entry
 from forebay.kvstore.moves import Tier
 from forebay.ops.metrics import Sample
 
-TIER_LABELS: dict[Tier, str] = {"device": "hbm", "host": "dram"}
+TIER_LABELS: dict[Tier, str] = {"device": "hbm", "host": "dram", "ssd": "ssd"}
 
 
 def samples(ingress: Ingress) -> Iterator[Sample]:
