@@ -37,7 +37,8 @@ class StoreConfig:
 
     ssd_uses: int = 2
     ssd_queue_bytes: int = 1 << 28
-    """What may wait to be written: what comes when it is full is skipped."""
+    """What may wait to be written, or what the largest checkpoint takes if that is more: what comes when it is full
+    is skipped."""
 
     prefill_token_s: float = 1e-4
     prefill_pair_s: float = 1e-10

@@ -131,12 +131,13 @@ def file_of(path: Path, segment: int) -> Path:
     return path / f"{segment:016x}{SUFFIX}"
 
 
-def read(path: Path, place: Place) -> Bytes | None:
-    """A record's data, verified, in memory of its own. None where it is not what was written.
+def read(path: Path, place: Place, into: Bytes) -> Bytes | None:
+    """A record's data, verified, in a part of `into`, which has room for header and data. None where it is not what
+    was written.
 
     Raises OSError where the disk fails; a file that is gone or too short is no failure.
     """
-    image = np.empty(place.n_bytes, dtype=np.uint8)
+    image = into[: place.n_bytes]
     try:
         descriptor = os.open(file_of(path, place.segment), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -157,6 +158,7 @@ def scan(path: Path, segment: int, *, verify: bool) -> Iterator[Found | Damage]:
     Headers are always verified, data with `verify` alone. A segment whose first record is of another version is set
     aside whole. Zeros from a record's end on are damage too: nothing is ever left out while writing.
     """
+    buffer = _Buffer() if verify else None
     try:
         descriptor = os.open(file_of(path, segment), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -164,7 +166,7 @@ def scan(path: Path, segment: int, *, verify: bool) -> Iterator[Found | Damage]:
     try:
         size, at = os.fstat(descriptor).st_size, 0
         while at < size:
-            found = _record_at(descriptor, segment, at, size, verify)
+            found = _record_at(descriptor, segment, at, size, buffer)
             yield found
             if isinstance(found, Damage):
                 at = found.end
@@ -174,7 +176,7 @@ def scan(path: Path, segment: int, *, verify: bool) -> Iterator[Found | Damage]:
         os.close(descriptor)
 
 
-def _record_at(descriptor: int, segment: int, at: int, size: int, verify: bool) -> Found | Damage:
+def _record_at(descriptor: int, segment: int, at: int, size: int, buffer: "_Buffer | None") -> Found | Damage:
     try:
         record = _header_at(descriptor, at)
     except OtherVersion:
@@ -187,7 +189,7 @@ def _record_at(descriptor: int, segment: int, at: int, size: int, verify: bool) 
     if at + place.n_bytes > size:
         end = _next_record(descriptor, at + ALIGN_BYTES, size)
         return Damage(segment=segment, start=at, end=end, harm="torn")
-    if verify and not _is_intact(descriptor, place):
+    if buffer is not None and not _is_intact(descriptor, place, buffer.of(place.n_bytes)):
         end = min(at + record.total_bytes, size)
         return Damage(segment=segment, start=at, end=end, harm="damaged")
     return Found(place=place, record=record)
@@ -227,8 +229,19 @@ def _next_record(descriptor: int, at: int, size: int) -> int:
     return size
 
 
-def _is_intact(descriptor: int, place: Place) -> bool:
-    image = np.empty(place.n_bytes, dtype=np.uint8)
+class _Buffer:
+    """One piece of memory for all records of a scan: fresh memory for each costs more than the reading."""
+
+    def __init__(self) -> None:
+        self._bytes: Bytes = np.empty(0, dtype=np.uint8)
+
+    def of(self, n_bytes: int) -> Bytes:
+        if len(self._bytes) < n_bytes:
+            self._bytes = np.empty(n_bytes, dtype=np.uint8)
+        return self._bytes[:n_bytes]
+
+
+def _is_intact(descriptor: int, place: Place, image: Bytes) -> bool:
     whole = _read_all(descriptor, place.offset, image.data)
     return whole and checksum(image[place.n_bytes - place.data_bytes :]) == place.checksum
 

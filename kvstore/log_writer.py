@@ -2,8 +2,9 @@
 
     queued (in memory, readable there) --written--> in the file --synced--> acknowledged
 
-While one group is synced the next one gathers, so that a sync serves many records. The queue is bounded in bytes: who
-finds it full is told so and does not wait. After an error of the disk nothing is written any more.
+While one group is synced the next one gathers, so that a sync serves many records. What waits lies in one area of fixed
+size, used over and over: fresh memory costs more than the copy into it. Who finds no room there is told so and does not
+wait. After an error of the disk nothing is written any more.
 
 Files are written with O_DIRECT where the file system grants it: what goes to the disk has been in use in the memory
 above until now, and must neither be copied into the page cache nor push out what lies there. Elsewhere (tmpfs, some
@@ -11,11 +12,15 @@ network file systems) the same calls go through the page cache.
 """
 
 import contextlib
+import mmap
 import os
 import threading
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
+from forebay.kvstore.extents import Extents
 from forebay.kvstore.log_folder import Bytes, LogFolder
 
 GROUP_BYTES = 64 << 20
@@ -24,12 +29,20 @@ CLOSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Image:
+    """Bytes on their way to the disk, `at` an offset of the area."""
+
+    at: int
+    bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Write:
     """`image` goes to `offset` of `segment` once the `dropped` are removed. `last`: the highest sequence in it."""
 
     segment: int
     offset: int
-    image: Bytes
+    image: Image
     dropped: tuple[int, ...]
     last: int
 
@@ -38,11 +51,14 @@ class LogWriter:
     """`acknowledged`: all records up to this sequence are on the disk. `failure`: what ended the writing, or None."""
 
     def __init__(self, folder: LogFolder, queue_bytes: int) -> None:
+        """`queue_bytes`: multiple of the record's alignment; nothing larger can be written."""
         self.acknowledged = -1
         self.failure: str | None = None
         self.syncs = 0
         self._folder = folder
-        self._queue_bytes = queue_bytes
+        self._area: Bytes = np.frombuffer(mmap.mmap(-1, queue_bytes), dtype=np.uint8)
+        self._area[:: mmap.PAGESIZE] = 0
+        self._extents = Extents(queue_bytes)
         self._queue: deque[Write] = deque()
         self._waiting: dict[int, list[Write]] = {}
         self._queued_bytes = 0
@@ -57,25 +73,32 @@ class LogWriter:
         """Written, but not yet acknowledged."""
         return self._queued_bytes
 
-    def has_room(self, n_bytes: int) -> bool:
-        """An empty queue takes anything, so that no record is too large for it."""
-        return self.failure is None and (not self._queued_bytes or self._queued_bytes + n_bytes <= self._queue_bytes)
+    def take(self, n_bytes: int) -> Image | None:
+        """Room for bytes that will be `put`, or given back by `give`; None where there is none."""
+        with self._wake:
+            at = self._extents.take(n_bytes) if self.failure is None else None
+        return None if at is None else Image(at=at, bytes=self._area[at : at + n_bytes])
+
+    def give(self, image: Image) -> None:
+        with self._wake:
+            self._extents.give(image.at)
 
     def put(self, write: Write) -> None:
         with self._wake:
-            if self.failure is None:
-                self._queue.append(write)
-                self._waiting.setdefault(write.segment, []).append(write)
-                self._queued_bytes += len(write.image)
-                self._wake.notify_all()
+            if self.failure is not None:
+                return
+            self._queue.append(write)
+            self._waiting.setdefault(write.segment, []).append(write)
+            self._queued_bytes += len(write.image.bytes)
+            self._wake.notify_all()
 
     def waiting(self, segment: int, offset: int, n_bytes: int) -> Bytes | None:
-        """Those bytes, while they are not acknowledged."""
+        """A copy of those bytes, while they are not acknowledged."""
         with self._wake:
             for write in self._waiting.get(segment, ()):
                 start = offset - write.offset
-                if 0 <= start < len(write.image):
-                    return write.image[start : start + n_bytes]
+                if 0 <= start < len(write.image.bytes):
+                    return write.image.bytes[start : start + n_bytes].copy()
         return None
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -116,7 +139,7 @@ class LogWriter:
         with self._wake:
             self._wake.wait_for(lambda: bool(self._queue) or self._closing)
             group: list[Write] = []
-            while self._queue and sum(len(write.image) for write in group) < GROUP_BYTES:
+            while self._queue and sum(len(write.image.bytes) for write in group) < GROUP_BYTES:
                 group.append(self._queue.popleft())
             return group
 
@@ -126,7 +149,7 @@ class LogWriter:
             for segment in write.dropped:
                 self._folder.remove(segment)
             changed |= bool(write.dropped) or self._file is None or self._file[0] != write.segment
-            _write_all(self._open(write.segment), write.image, write.offset)
+            _write_all(self._open(write.segment), write.image.bytes, write.offset)
         self._sync()
         if changed:
             self._folder.sync()
@@ -160,7 +183,8 @@ class LogWriter:
                 waiting.remove(write)
                 if not waiting:
                     del self._waiting[write.segment]
-                self._queued_bytes -= len(write.image)
+                self._queued_bytes -= len(write.image.bytes)
+                self._extents.give(write.image.at)
             self.acknowledged = group[-1].last
             self._wake.notify_all()
 

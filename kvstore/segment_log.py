@@ -10,8 +10,7 @@ data of the others is verified when it is read, so that a start does not read th
 calls; files are written and read in threads of their own.
 """
 
-import mmap
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +25,8 @@ from forebay.kvstore.log_writer import LogWriter, Write
 from forebay.kvstore.moves import Label
 from forebay.kvstore.record import Record, pack
 from forebay.kvstore.segments import Segments
+
+SPARES = 8
 
 LogEvent = Literal["skipped", "failed"] | Harm
 """skipped: a write, since the queue or the log was full. failed: the disk; the tier is off. The others: at a scan."""
@@ -57,6 +58,7 @@ class SegmentLog:
             raise LogError(f"{path}: {error.strerror}") from None
         self._sequence = max((found.record.sequence for found in self.found), default=-1) + 1
         self._writer = LogWriter(self._folder, queue_bytes)
+        self._spare: deque[Bytes] = deque(maxlen=SPARES)
         self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="segment-log-read")
 
     @property
@@ -80,15 +82,17 @@ class SegmentLog:
         """One unit's records, in one segment. `pinned`: segments that are being read and must stay."""
         records = [self._record(number, parts) for number in range(len(parts))]
         n_bytes = sum(record.total_bytes for record in records)
-        placed = self.segments.place(n_bytes, pinned) if self._writer.has_room(n_bytes) else None
-        if placed is None:
+        image = self._writer.take(n_bytes)
+        placed = self.segments.place(n_bytes, pinned) if image is not None else None
+        if image is None or placed is None:
+            if image is not None:
+                self._writer.give(image)
             self.events["skipped"] += self.failure is None
             return None
-        image = np.frombuffer(mmap.mmap(-1, n_bytes), dtype=np.uint8)
         places = []
         at = 0
         for record, part in zip(records, parts, strict=True):
-            places.append(self._lay_out(record, part.data, image, at, placed.segment, placed.offset + at))
+            places.append(self._lay_out(record, part.data, image.bytes, at, placed.segment, placed.offset + at))
             at += record.total_bytes
         self._sequence += len(parts)
         self._dropped += placed.dropped
@@ -112,6 +116,11 @@ class SegmentLog:
         done: Future[Bytes | None] = Future()
         done.set_result(waiting[place.n_bytes - place.data_bytes :])
         return done
+
+    def give_back(self, data: Bytes) -> None:
+        """What `fetch` brought is not needed any more: its memory serves the next read."""
+        if isinstance(data.base, np.ndarray):
+            self._spare.append(data.base)
 
     def take_dropped(self) -> list[int]:
         dropped, self._dropped = self._dropped, []
@@ -147,6 +156,7 @@ class SegmentLog:
         target = image[start : start + record.n_bytes]
         target.reshape(data.shape)[:] = data
         record = replace(record, checksum=checksum(target))
+        image[start + record.n_bytes : at + record.total_bytes] = 0
         image[at:start] = np.frombuffer(pack(record), dtype=np.uint8)
         return place_of(record, segment, offset)
 
@@ -155,10 +165,18 @@ class SegmentLog:
         if self.failure is not None:
             return None
         try:
-            return read(self._folder.path, place)
+            return read(self._folder.path, place, self._room(place.n_bytes))
         except OSError as error:
             self._writer.fail(f"{self._folder.path}: {error.strerror}")
             return None
+
+    def _room(self, n_bytes: int) -> Bytes:
+        """Memory for a read: one that was given back, or fresh, which costs more than the reading itself."""
+        while self._spare:
+            spare = self._spare.popleft()
+            if len(spare) >= n_bytes:
+                return spare
+        return np.empty(n_bytes, dtype=np.uint8)
 
     def _recover(self) -> list[Found]:
         for number in self._folder.numbers():

@@ -200,6 +200,7 @@ class Restore:
         else:
             rows = data.reshape(reading.rows, -1)
             self._device.scatter(reading.target_pages, rows[reading.taken, : reading.n_bytes])
+            self._log.give_back(data)
 
     def _read_on(self) -> None:
         """Ask for more, as far as the bound on what is read ahead allows."""

@@ -68,6 +68,7 @@ class Histories(RuleBasedStateMachine):
             write=self.write,  # type: ignore[arg-type]
             ssd_path=str(Path(self.run_dir) / "ssd") if self.ssd_bytes else None,
             ssd_bytes=self.ssd_bytes,
+            ssd_queue_bytes=1 << 20,
             ssd_write=self.ssd_write,  # type: ignore[arg-type]
         )
         self.memory = make_memory(LAYOUT, self.config, "twin")

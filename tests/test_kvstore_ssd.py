@@ -26,6 +26,7 @@ def config(folder: Path, **changes: object) -> StoreConfig:
         run_dir=str(folder / "run"),
         checkpoints="prompt_end",
         ssd_path=str(folder / "ssd"),
+        ssd_queue_bytes=1 << 20,
         ssd_bytes=8 << 20,
     )
     return replace(made, **changes)  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ def trial_of(folder: Path, rng: random.Random, quota: int) -> Trial:
         run_dir=str(folder / "run"),
         checkpoints="prompt_end",
         ssd_path=str(folder / "ssd"),
+        ssd_queue_bytes=1 << 20,
         ssd_bytes=quota,
         ssd_write=rng.choice(["write_through", "write_back"]),  # type: ignore[arg-type]
     )

@@ -122,6 +122,7 @@ class Rig:
             host_bytes=host_pages * page_bytes,
             ssd_path=f"{self._run_dir}/ssd" if ssd_pages else None,
             ssd_bytes=ssd_pages * (page_bytes + RECORD_BYTES),
+            ssd_queue_bytes=1 << 24,
             handoff_bytes=self._ample_pages() // 2 * page_bytes,
             run_dir=self._run_dir,
             checkpoints=checkpoints,
