@@ -275,6 +275,16 @@ def _add_bench_kernels(bench: Any) -> None:
 
     add_arguments(_add(bench, "kernels", _bench_kernels, "KDA kernels on this GPU, beside public ones and the floor."))
 
+    store = _add(bench, "store", _bench_store, "The store's tiers beside plain memory and plain files, as ratios.")
+    store.add_argument("--folder", type=Path, metavar="DIR", help="on the disk to measure (default: the temp folder)")
+    store.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
+
+
+def _bench_store(args: argparse.Namespace) -> int:
+    from forebay.cluster.bench import bench_store
+
+    return bench_store(args.folder, args.json)
+
 
 def _bench_demo(args: argparse.Namespace) -> int:
     from forebay.cluster.bench import bench_demo

@@ -24,6 +24,8 @@ from forebay.kvstore.extents import Extents
 from forebay.kvstore.log_folder import Bytes, LogFolder
 
 GROUP_BYTES = 64 << 20
+TOUCH_BYTES = 4 << 20
+MADV_POPULATE_WRITE = 23
 CLOSE_S = 30.0
 """How long `close` waits for a disk that hangs."""
 
@@ -56,8 +58,8 @@ class LogWriter:
         self.failure: str | None = None
         self.syncs = 0
         self._folder = folder
-        self._area: Bytes = np.frombuffer(mmap.mmap(-1, queue_bytes), dtype=np.uint8)
-        self._area[:: mmap.PAGESIZE] = 0
+        self._memory = mmap.mmap(-1, queue_bytes)
+        self._area: Bytes = np.frombuffer(self._memory, dtype=np.uint8)
         self._extents = Extents(queue_bytes)
         self._queue: deque[Write] = deque()
         self._waiting: dict[int, list[Write]] = {}
@@ -124,6 +126,7 @@ class LogWriter:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
+        self._touch()
         while group := self._next_group():
             try:
                 self._write(group)
@@ -133,6 +136,12 @@ class LogWriter:
                 self._acknowledge(group)
         with contextlib.suppress(OSError):  # what it holds was synced, or has failed already
             self._close_file()
+
+    def _touch(self) -> None:
+        """Have the area's pages made now, beside whoever fills it, and not one by one under the copies into it."""
+        with contextlib.suppress(OSError):  # older kernels: then it is done under the copies
+            for start in range(0, len(self._memory), TOUCH_BYTES):
+                self._memory.madvise(MADV_POPULATE_WRITE, start, min(TOUCH_BYTES, len(self._memory) - start))
 
     def _next_group(self) -> list[Write]:
         """What waits, up to GROUP_BYTES and at least one; none once nothing will come any more."""
