@@ -114,7 +114,8 @@ KINDS: tuple[Kind, ...] = ("prefill", "decode")
 
 
 def _pool_bytes(store: StoreConfig) -> int:
-    return store.device_bytes + store.host_bytes + store.handoff_bytes
+    queue_bytes = store.ssd_queue_bytes if store.ssd_path is not None else 0
+    return store.device_bytes + store.host_bytes + store.handoff_bytes + queue_bytes
 
 
 def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConfig:
@@ -122,7 +123,9 @@ def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConf
     store: dict[str, Any] = {**STORE_DEFAULTS, **config.store}
     if kind == "decode":
         store |= {**dict.fromkeys(PREFILL_ONLY, 0), "ssd_path": None}
-    return WorkerConfig(model=config.model, store=StoreConfig(run_dir=memory, **store), **config.workers)
+    made = StoreConfig(run_dir=memory, **store)
+    assert made.ssd_path is None or Path(made.ssd_path).is_absolute(), "[store] ssd_path: not an absolute path"
+    return WorkerConfig(model=config.model, store=made, **config.workers)
 
 
 def router_config(config: EndpointConfig, model: ModelConfig) -> RouterConfig:

@@ -115,10 +115,12 @@ def unpack(header: bytes) -> Record:
     _, _, part, parts, _, rows, data, checksum, sequence, start, end, n_keys, n_name, known, fingerprint, before = (
         _FIXED.unpack_from(body)
     )
+    if not n_keys or not rows or not parts or part >= parts:
+        raise NoRecord
     name_end = _FIXED.size + n_name
     keys = tuple(body[name_end + 32 * i : name_end + 32 * (i + 1)] for i in range(n_keys))
     label = Label(
-        group=body[_FIXED.size : name_end].decode(),
+        group=body[_FIXED.size : name_end].decode(errors="replace"),
         keys=keys,
         before=before if known else None,
         start_tokens=start,
