@@ -249,6 +249,7 @@ def test_a_deleted_segment_is_a_miss(tmp_path: Path) -> None:
 def test_other_models_are_never_found_and_do_not_get_lost(tmp_path: Path) -> None:
     with written(tmp_path) as (config, ids, _):
         with memory_of(config, "other weights") as memory:
+            assert memory.store.stats().tiers[2].cached_pages == 0
             assert serve(memory, ids) == (0, "never_stored")
         with memory_of(config) as memory:
             assert serve(memory, ids)[0] == 28
