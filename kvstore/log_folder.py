@@ -164,6 +164,7 @@ def scan(path: Path, segment: int, *, verify: bool) -> Iterator[Found | Damage]:
     except FileNotFoundError:
         return
     try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL if verify else os.POSIX_FADV_RANDOM)
         size, at = os.fstat(descriptor).st_size, 0
         while at < size:
             found = _record_at(descriptor, segment, at, size, buffer)
