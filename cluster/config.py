@@ -5,7 +5,7 @@ endpoint itself decides (addresses, folders, the model).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,13 @@ def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConf
     made = StoreConfig(run_dir=memory, **store)
     assert made.ssd_path is None or Path(made.ssd_path).is_absolute(), "[store] ssd_path: not an absolute path"
     return WorkerConfig(model=config.model, store=made, **config.workers)
+
+
+def of_cluster(worker: WorkerConfig, cluster: str) -> WorkerConfig:
+    """Sessions come back to their cluster, so its workers' SSD folders are below one of its own."""
+    if worker.store.ssd_path is None:
+        return worker
+    return replace(worker, store=replace(worker.store, ssd_path=str(Path(worker.store.ssd_path) / cluster)))
 
 
 def router_config(config: EndpointConfig, model: ModelConfig) -> RouterConfig:

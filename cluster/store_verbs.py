@@ -31,7 +31,7 @@ def store_verify(path: Path, as_json: bool) -> int:
             whole.update(records=len(each.found), bytes=sum(found.place.n_bytes for found in each.found))
             for harm in each.damage:
                 whole["damage"] += 1
-                yield {"log": log.name, "segment": harm.segment, "from": harm.start, "to": harm.end, "is": harm.harm}
+                yield {"log": str(log), "segment": harm.segment, "from": harm.start, "to": harm.end, "is": harm.harm}
 
     status = _told(path, as_json, rows)
     if not as_json and not status:
@@ -61,7 +61,7 @@ def _told(path: Path, as_json: bool, rows_of: Callable[[Path], Any]) -> int:
 def _segment(each: SegmentSurvey) -> dict[str, Any]:
     groups = Counter(found.record.label.group for found in each.found)
     return {
-        "log": each.path.name,
+        "log": str(each.path),
         "segment": each.segment,
         "bytes": each.n_bytes,
         "records": len(each.found),
@@ -74,7 +74,7 @@ def _records(each: SegmentSurvey) -> Iterator[dict[str, Any]]:
     for found in each.found:
         record, label = found.record, found.record.label
         yield {
-            "log": each.path.name,
+            "log": str(each.path),
             "segment": each.segment,
             "at": found.place.offset,
             "group": label.group,

@@ -26,7 +26,7 @@ class StoreConfig:
     """When pages go to the host: on eviction, or as soon as a page is full or a checkpoint is kept."""
 
     ssd_path: str | None = None
-    """Folder of the SSD tier, below which every worker has one of its own. None: no SSD tier."""
+    """Folder of the SSD tier, below which every cluster has one, and every worker in that. None: no SSD tier."""
 
     ssd_bytes: int = 0
     """How much of the disk one worker's SSD tier takes at most."""

@@ -40,10 +40,10 @@ class Collected:
 
 
 def logs(path: Path) -> list[Path]:
-    """The folders of logs at or right below `path`. Raises LogError where there is none."""
+    """The folders of logs at `path`, and below it or its clusters' folders. Raises LogError where there is none."""
     if not path.is_dir():
         raise LogError(f"{path}: no such folder")
-    below = sorted(folder for folder in path.glob(SLOTS) if folder.is_dir())
+    below = sorted(folder for where in (SLOTS, f"*/{SLOTS}") for folder in path.glob(where) if folder.is_dir())
     found = [folder for folder in (path, *below) if numbers(folder) or (folder / "lock").exists()]
     if not found:
         raise LogError(f"{path}: holds no log of the SSD tier")

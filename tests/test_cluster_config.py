@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forebay.cluster.config import EndpointConfig, Replicas, router_config, worker_config
+from forebay.cluster.config import EndpointConfig, Replicas, of_cluster, router_config, worker_config
 from forebay.cluster.config_file import ConfigError, load, show
 from forebay.router.config import ModelConfig
 
@@ -46,6 +46,8 @@ def test_tables_reach_their_rooms(tmp_path: Path) -> None:
     assert (decode.store.host_bytes, decode.store.handoff_bytes) == (0, 0), "a decode worker needs neither"
     assert (decode.store.ssd_path, prefill.store.ssd_path, prefill.store.ssd_bytes) == (None, "/ssd", 10)
     assert min(prefill.store.host_bytes, prefill.store.handoff_bytes) > 0
+    assert of_cluster(prefill, "c2").store.ssd_path == "/ssd/c2"
+    assert of_cluster(decode, "c2") == decode
     router = router_config(config, MODEL)
     assert router.drain_s == 2.0
     assert router.keys[0].secret == "s"

@@ -113,6 +113,7 @@ class PrefillWorker:
         self._drop_late_handoffs(now)
         ended: list[Prefilled | Failure] = list(self._past_deadline(now))
         self._bring_up()
+        self.memory.settle()
         prompt, too_large = self._next(now)
         ended += too_large
         if prompt is not None:
