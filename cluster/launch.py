@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from forebay.cluster.config import KINDS, EndpointConfig, router_config, of_cluster, worker_config
+from forebay.cluster.config import KINDS, EndpointConfig, of_cluster, router_config, worker_config
 from forebay.cluster.model_facts import FactsReader, ModelError, ModelFacts
 from forebay.cluster.rundir import RunDir, RunDirTaken
 from forebay.cluster.start_checks import (
