@@ -26,6 +26,9 @@ from forebay.kvstore.moves import Label
 from forebay.kvstore.record import Record, pack
 from forebay.kvstore.segments import Segments
 
+READERS = 2
+"""One verifies what it has read while the other one reads."""
+
 SPARES = 8
 
 LogEvent = Literal["skipped", "failed"] | Harm
@@ -59,7 +62,7 @@ class SegmentLog:
         self._sequence = max((found.record.sequence for found in self.found), default=-1) + 1
         self._writer = LogWriter(self._folder, queue_bytes)
         self._spare: deque[Bytes] = deque(maxlen=SPARES)
-        self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="segment-log-read")
+        self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="segment-log-read")
 
     @property
     def failure(self) -> str | None:
