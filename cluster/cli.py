@@ -219,6 +219,8 @@ def _check_model(args: argparse.Namespace) -> int:
     from forebay.cluster.check_model import check_model
 
     return check_model(f"{args.url}/v1", "demo", python_docs=args.python_docs)
+
+
 def _add_store(verbs: Any) -> None:
     store = verbs.add_parser("store", help="Look at the SSD tier's files, verify them, give space back.")
     acts = store.add_subparsers(metavar="WHAT", required=True)
