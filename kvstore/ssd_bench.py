@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from forebay.kvstore.moves import Label
 from forebay.kvstore.segment_log import Part, SegmentLog
 from forebay.ops.bench_report import Reference, Row
 
-ROUNDS = 3
+ROUNDS = 5
 RECORDS = 64
 RECORD_BYTES = 8 << 20
 QUEUE_BYTES = 128 << 20
@@ -32,7 +32,8 @@ GB = 1e9
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
     write: float
-    plain_write: float
+    plain_write_direct: float
+    plain_write_cached: float
     read: float
     plain_read: float
     restart: float
@@ -47,12 +48,13 @@ def bench_ssd(folder: Path, records: int = RECORDS) -> Iterator[Row]:
     def median(name: str) -> float:
         return float(statistics.median(getattr(each, name) for each in rounds))
 
-    def row(name: str, value: str, plain: str, plain_name: str) -> Row:
-        reference = Reference(name=plain_name, value=median(plain))
+    def row(name: str, value: str, plain: Sequence[str], plain_name: str) -> Row:
+        reference = Reference(name=plain_name, value=max(map(median, plain)))
         return Row(name=f"ssd, {name}, {size}", value=median(value), unit="GB/s", reference=reference)
 
-    yield row("write", "write", "plain_write", "plain sequential write, same syncs")
-    yield row("read, verified", "read", "plain_read", "plain sequential read")
+    ways = ("plain_write_direct", "plain_write_cached")
+    yield row("write", "write", ways, "plain sequential write, same syncs")
+    yield row("read, verified", "read", ("plain_read",), "plain sequential read")
     yield Row(name=f"ssd, restart scan, {size}", value=median("restart"), unit="GB/s")
     yield Row(name=f"ssd, scan of every byte, {size}", value=median("full_scan"), unit="GB/s")
 
@@ -67,7 +69,7 @@ def _round(folder: Path, records: int) -> _Round:
     places = [_append(log, data, number) for number in range(records)]
     assert log.flush(), log.failure
     write_s, syncs = time.perf_counter() - start, log.syncs
-    plain_write_s = min(_plain_write(folder / "plain", data, records, syncs, flags) for flags in (os.O_DIRECT, 0))
+    direct_s, cached_s = (_plain_write(folder / "plain", data, records, syncs, flags) for flags in (os.O_DIRECT, 0))
     plain_read_s = _plain_read(folder / "plain", records)
     _forget(folder / "log")
     read_s = _read(log, places)
@@ -79,7 +81,8 @@ def _round(folder: Path, records: int) -> _Round:
     _remove(folder)
     return _Round(
         write=n_bytes / write_s / GB,
-        plain_write=n_bytes / plain_write_s / GB,
+        plain_write_direct=n_bytes / direct_s / GB,
+        plain_write_cached=n_bytes / cached_s / GB,
         read=n_bytes / read_s / GB,
         plain_read=n_bytes / plain_read_s / GB,
         restart=n_bytes / restart_s / GB,
@@ -108,7 +111,10 @@ def _plain_write(path: Path, data: Bytes, records: int, syncs: int, flags: int) 
     buffer = mmap.mmap(-1, RECORD_BYTES)
     buffer.write(data.tobytes())
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+    except OSError:  # a file system without a way past the page cache
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     every = -(-records // syncs)
     start = time.perf_counter()
     for number in range(records):
