@@ -1,6 +1,7 @@
 """`forebay bench ...`: figures as a table, and as JSON in the one form of ops/bench_report.py."""
 
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,6 +30,18 @@ def bench_classes(url: str, requests: int, json_path: Path | None) -> int:
         print(f"forebay: {error}", file=sys.stderr)
         return 1
     return _say(rows, json_path)
+
+
+def bench_store(folder: Path | None, json_path: Path | None) -> int:
+    """The SSD rows are those of the disk on which `folder` lies."""
+    from forebay.kvstore.ssd_bench import bench_ssd
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as made:
+            return _say(bench_ssd(Path(made)), json_path)
+    except OSError as error:
+        print(f"forebay: {error}", file=sys.stderr)
+        return 2
 
 
 def _say(rows: Iterable[Row], json_path: Path | None) -> int:

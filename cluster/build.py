@@ -1,5 +1,7 @@
 """Builds a worker in the process that it will live in. Imported late: this is where torch and the model come in."""
 
+import sys
+
 from forebay.kvstore.arena import Arena, sweep
 from forebay.workers.config import WorkerConfig
 from forebay.workers.decode import DecodeWorker
@@ -11,7 +13,10 @@ def build_prefill(config: WorkerConfig, name: str) -> PrefillWorker:
     # A worker that was killed could not remove its arenas; who takes its place does.
     sweep(config.store.run_dir)
     model = load_model(config.model, config.block_tokens)
-    return PrefillWorker(model, config, Arena(config.store.run_dir, f"handoff-{name}", config.store.handoff_bytes))
+    worker = PrefillWorker(model, config, Arena(config.store.run_dir, f"handoff-{name}", config.store.handoff_bytes))
+    if worker.memory.ssd_failure is not None:
+        print(f"forebay: {name}: no SSD tier: {worker.memory.ssd_failure}", file=sys.stderr, flush=True)
+    return worker
 
 
 def build_decode(config: WorkerConfig, name: str) -> DecodeWorker:

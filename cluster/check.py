@@ -36,7 +36,7 @@ def check_golden(folder: Path) -> int:
     return tally.close()
 
 
-def check_resume(model: str, plant: str | None) -> int:
+def check_resume(model: str, plant: str | None, tier: str | None) -> int:
     from forebay.workers import resume_check
     from forebay.workers.config_fields import FolderError
 
@@ -46,7 +46,8 @@ def check_resume(model: str, plant: str | None) -> int:
         tally.line(case.passed, case.name, case.detail)
 
     try:
-        resume_check.check_resume(model, plant, say)  # type: ignore[arg-type]  # argparse admits the plants alone
+        # argparse admits the plants and the tiers alone
+        resume_check.check_resume(model, plant, say, tier=tier)  # type: ignore[arg-type]
     except (FolderError, ValueError) as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 2

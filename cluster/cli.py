@@ -16,6 +16,7 @@ examples:
   forebay status                                clusters and workers: pids, states, slots, pages
   forebay chat                                  talk to it in the terminal
   forebay check resume                          cold and warm answers are the same bits
+  forebay store verify /ssd/kv                  every byte of the SSD tier is as it was written
   forebay shapes k3.1-pro                       what a model's cache and state weigh
 """
 
@@ -51,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add_shapes,
         _add_config,
         _add_check,
+        _add_store,
         _add_replay,
         _add_bench,
     ):
@@ -195,6 +197,7 @@ def _add_check(verbs: Any) -> None:
     resume = _add(checks, "resume", _check_resume, "Cold and warm answers must be the same bits.")
     resume.add_argument("--model", default="demo", metavar="DIR|NAME", help="default demo")
     resume.add_argument("--plant", choices=("flip", "skip-kda", "short-index"), help="damage restored state: must fail")
+    resume.add_argument("--tier", choices=("hbm", "dram", "ssd"), help="through one tier only (default: through each)")
     model = _add(checks, "model", _check_model, "What the built-in model can do, at a running endpoint that serves it.")
     model.add_argument("--url", default=DEFAULT_URL, help=f"the endpoint (default {DEFAULT_URL})")
     model.add_argument("--python-docs", type=Path, metavar="DIR", help="Debian's python3.11-doc, for the text criteria")
@@ -209,13 +212,40 @@ def _check_golden(args: argparse.Namespace) -> int:
 def _check_resume(args: argparse.Namespace) -> int:
     from forebay.cluster.check import check_resume
 
-    return check_resume(args.model, args.plant)
+    return check_resume(args.model, args.plant, args.tier)
 
 
 def _check_model(args: argparse.Namespace) -> int:
     from forebay.cluster.check_model import check_model
 
     return check_model(f"{args.url}/v1", "demo", python_docs=args.python_docs)
+
+
+def _add_store(verbs: Any) -> None:
+    store = verbs.add_parser("store", help="Look at the SSD tier's files, verify them, give space back.")
+    acts = store.add_subparsers(metavar="WHAT", required=True)
+    texts = {
+        "ls": "List segments, a line each.",
+        "inspect": "List records, a line each: group, tokens, key, model.",
+        "verify": "Read and check every byte; status 1 where something is not whole.",
+        "gc": "Drop what can never be hit: damaged, doubled, incomplete, of another format version.",
+    }
+    for name, text in texts.items():
+        act = _add(acts, name, _store, text)
+        act.set_defaults(act=name)
+        act.add_argument("path", type=Path, metavar="PATH", help="ssd_path of the configuration, or one slot below it")
+        act.add_argument("--json", action="store_true", help="print JSON")
+        if name == "gc":
+            act.add_argument("--keep-bytes", type=int, metavar="N", help="and the oldest segments beyond N bytes a log")
+
+
+def _store(args: argparse.Namespace) -> int:
+    from forebay.cluster import store_verbs
+
+    if args.act == "gc":
+        return store_verbs.store_gc(args.path, args.keep_bytes, args.json)
+    verbs = {"ls": store_verbs.store_ls, "inspect": store_verbs.store_inspect, "verify": store_verbs.store_verify}
+    return verbs[args.act](args.path, args.json)
 
 
 def _add_replay(verbs: Any) -> None:
@@ -246,6 +276,16 @@ def _add_bench_kernels(bench: Any) -> None:
     from forebay.kernels.bench import add_arguments
 
     add_arguments(_add(bench, "kernels", _bench_kernels, "KDA kernels on this GPU, beside public ones and the floor."))
+
+    store = _add(bench, "store", _bench_store, "The store's tiers beside plain memory and plain files, as ratios.")
+    store.add_argument("--folder", type=Path, metavar="DIR", help="on the disk to measure (default: the temp folder)")
+    store.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
+
+
+def _bench_store(args: argparse.Namespace) -> int:
+    from forebay.cluster.bench import bench_store
+
+    return bench_store(args.folder, args.json)
 
 
 def _bench_demo(args: argparse.Namespace) -> int:

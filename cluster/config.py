@@ -5,7 +5,7 @@ endpoint itself decides (addresses, folders, the model).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from forebay.workers.config import WorkerConfig
 
 MIB = 1 << 20
 STORE_DEFAULTS: dict[str, Any] = {"device_bytes": 256 * MIB, "host_bytes": 256 * MIB, "handoff_bytes": 256 * MIB}
-PREFILL_ONLY = ("host_bytes", "handoff_bytes")
+PREFILL_ONLY = ("host_bytes", "handoff_bytes", "ssd_bytes")
 PROCESS_BYTES = 400 * MIB
 """What a worker takes beside its pages and weights: the interpreter, torch, Ray."""
 
@@ -114,15 +114,25 @@ KINDS: tuple[Kind, ...] = ("prefill", "decode")
 
 
 def _pool_bytes(store: StoreConfig) -> int:
-    return store.device_bytes + store.host_bytes + store.handoff_bytes
+    queue_bytes = store.ssd_queue_bytes if store.ssd_path is not None else 0
+    return store.device_bytes + store.host_bytes + store.handoff_bytes + queue_bytes
 
 
 def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConfig:
     """`memory` is the node's arena folder. A decode worker has no prefix cache, so neither lower tier nor arena."""
     store: dict[str, Any] = {**STORE_DEFAULTS, **config.store}
     if kind == "decode":
-        store |= dict.fromkeys(PREFILL_ONLY, 0)
-    return WorkerConfig(model=config.model, store=StoreConfig(run_dir=memory, **store), **config.workers)
+        store |= {**dict.fromkeys(PREFILL_ONLY, 0), "ssd_path": None}
+    made = StoreConfig(run_dir=memory, **store)
+    assert made.ssd_path is None or Path(made.ssd_path).is_absolute(), "[store] ssd_path: not an absolute path"
+    return WorkerConfig(model=config.model, store=made, **config.workers)
+
+
+def of_cluster(worker: WorkerConfig, cluster: str) -> WorkerConfig:
+    """Sessions come back to their cluster, so its workers' SSD folders are below one of its own."""
+    if worker.store.ssd_path is None:
+        return worker
+    return replace(worker, store=replace(worker.store, ssd_path=str(Path(worker.store.ssd_path) / cluster)))
 
 
 def router_config(config: EndpointConfig, model: ModelConfig) -> RouterConfig:

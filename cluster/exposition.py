@@ -11,7 +11,7 @@ from forebay.cluster.registry import Entry
 from forebay.kvstore.moves import Tier
 from forebay.ops.metrics import Sample
 
-TIER_LABELS: dict[Tier, str] = {"device": "hbm", "host": "dram"}
+TIER_LABELS: dict[Tier, str] = {"device": "hbm", "host": "dram", "ssd": "ssd"}
 
 
 def samples(ingress: Ingress) -> Iterator[Sample]:
@@ -79,5 +79,9 @@ def _store_samples(store: Any, labels: Mapping[str, str]) -> Iterator[Sample]:
             yield _sample("pages", at, getattr(tier, f"{state}_pages"))
     for name, n_bytes in store.restored_bytes.items():
         yield _sample("restored_bytes_total", {**labels, "tier": TIER_LABELS[name]}, n_bytes)
+    yield _sample("ssd_bytes", {**labels, "state": "held"}, store.ssd_held_bytes)
+    yield _sample("ssd_bytes", {**labels, "state": "queued"}, store.ssd_queued_bytes)
+    for reason, number in store.ssd_events.items():
+        yield _sample("ssd_events_total", {**labels, "reason": reason}, number)
     for (name, cause), number in store.evicted_pages.items():
         yield _sample("evictions_total", {**labels, "tier": TIER_LABELS[name], "cause": cause}, number)

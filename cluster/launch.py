@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from forebay.cluster.config import KINDS, EndpointConfig, router_config, worker_config
+from forebay.cluster.config import KINDS, EndpointConfig, of_cluster, router_config, worker_config
 from forebay.cluster.model_facts import FactsReader, ModelError, ModelFacts
 from forebay.cluster.rundir import RunDir, RunDirTaken
 from forebay.cluster.start_checks import (
@@ -155,7 +155,7 @@ def _start_clusters(config: EndpointConfig, memory: str, say: Say) -> None:
 def _pool(config: EndpointConfig, cluster: str, kind: Any, memory: str) -> Any:
     from forebay.cluster import actors, makers
 
-    worker, replicas = worker_config(config, kind, memory), config.replicas(kind)
+    worker, replicas = of_cluster(worker_config(config, kind, memory), cluster), config.replicas(kind)
     return actors.Pool(
         cluster=cluster,
         kind=kind,

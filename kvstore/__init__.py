@@ -6,14 +6,20 @@ In reading order:
     policy     where states are kept, what a unit is worth   config     sizes, places, policies by name
     pool       free + leased + cached == total               index      what one tier holds, and under which keys
     lookup     the two-phase look-up                         eviction   what goes first
-    tiers      device above host, and room made in them      moves      what must happen to bytes, as values
+    tiers      device, host, SSD, and room made in them      moves      what must happen to bytes, as values
     pending    what matches only after its moves             leased_pages   the page tables of one request
     lease      one request's pages, from hit to close        store      all of it: open, look up, check, stats
     totals     what is counted
+
+    record     what one record on the SSD looks like         segments   where records lie, under a quota of bytes
 
 All these know no clock, no I/O and no torch. Around them stand the bytes:
 
     device     the pool as tensors                           extents, arena   shared memory in a run folder
     host       pages below the device, with checksums        memory     a store whose moves are carried out
+    opening    a request whose hit is on its way up          ssd        pages below the host, with checksums
+    segment_log, log_folder, log_writer   the log on disk that the SSD tier's pages lie in, crash-safe
+    log_care   looks after its files from outside            ssd_slots  which folder is this worker's
+    ssd_bench  the log beside plain files
     handoff    prefill to decode, all or nothing             checksum   of every byte that leaves the device
 """

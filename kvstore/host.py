@@ -1,6 +1,7 @@
 """The host tier's bytes: pages in shared memory, each with the checksum it was stored under."""
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay.kvstore.arena import Arena
 from forebay.kvstore.checksum import checksum
@@ -31,6 +32,13 @@ class HostPool:
         if not wrong:
             device.scatter(move.target_pages, self.bytes[move.source_pages, : move.n_bytes])
         return wrong
+
+    def read(self, move: Move) -> npt.NDArray[np.uint8] | None:
+        """A copy of the pages that go further down, [n, n_bytes]; None where one is not what was saved."""
+        data = self.bytes[move.source_pages, : move.n_bytes]
+        pages = zip(move.source_pages.tolist(), data, strict=True)
+        whole = all(self._lengths[page] == len(row) and checksum(row) == self._checksums[page] for page, row in pages)
+        return data if whole else None
 
     def close(self) -> None:
         self._arena.close()

@@ -26,6 +26,9 @@ class Unit:
     pages: Pages
     pins: int = 1
     tick: int = 0
+    uses: int = 1
+    """Requests that had use of it, the one that computed it included."""
+
     entered: bool = False
 
 

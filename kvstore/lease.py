@@ -4,19 +4,19 @@
     device     [ shared: pinned, only read )[ own: copied )[ own: to be written )
 
 Nobody writes into a page that another request may read: the page in which the hit ends is copied. A part of the hit
-that lies in the host tier is copied into own pages too, and can be shared from then on.
+that lies in a lower tier is copied into own pages too, and can be shared from then on.
 
 Every call that changes pages adds to `moves`. The caller carries them out in order, then calls `ready`; until then
 nothing they write can match (law 2), and no other call that changes pages is allowed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol
 
 from forebay.kvstore.chain import Chain
-from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
+from forebay.kvstore.index import Span, TierIndex, Unit
 from forebay.kvstore.layout import PagedGroup
 from forebay.kvstore.leased_pages import LeasedPages
 from forebay.kvstore.lookup import Found, Hit
@@ -113,7 +113,7 @@ class Lease:
         if blocks > self._committed_blocks:
             full = [span for group in self._layout.paged for span in self._commit_group(group, blocks)]
             self._committed_blocks = blocks
-            self._write_through(full)
+            self._pending.take(self._tiers.write_through(full))
 
     def checkpoint(self, at_tokens: int) -> Refusal | None:
         """Keep the running state, which stands at `at_tokens`, the end of a block of the prompt.
@@ -162,6 +162,7 @@ class Lease:
             return self._refusal(capacity_tokens, needed)
         self._tiers.use(self.pins)
         self._pending.take(room)
+        self._pending.take(self._tiers.save_used(self.pins))
         for group in self._layout.paged:
             self._lay_out(group, found.spans[group.name], capacity_tokens)
         self._leased.tabulate()
@@ -194,7 +195,7 @@ class Lease:
         whole = self._committed_blocks // per_page
         spans = self._leased.spans[group.name]
         spans += [span for _, span in hit]
-        copied = [page for page, (tier, _) in enumerate(hit) if tier == "host" or page == whole]
+        copied = [page for page, (tier, _) in enumerate(hit) if tier != "device" or page == whole]
         for page, own in zip(copied, self._leased.add_spans(group, copied), strict=True):
             tier, span = hit[page]
             self._bring(tier, span, own, min(self._committed_blocks - page * per_page, per_page))
@@ -204,6 +205,7 @@ class Lease:
     def _bring(self, tier: Tier, span: Span, own: Span, blocks: int) -> None:
         """Copy the first blocks of a hit's span into a new one. What came from below may match there from then on."""
         n_bytes = self._tiers.run_bytes(span.group, blocks)
+        own.uses = span.uses
         self._pending.move(
             Move(source=tier, source_pages=span.pages, target="device", target_pages=own.pages, n_bytes=n_bytes)
         )
@@ -250,7 +252,7 @@ class Lease:
         self._pending.move(
             Move(source="device", source_pages=source, target="device", target_pages=kept.pages, n_bytes=n_bytes)
         )
-        self._write_through([*self._partial_spans(blocks), kept])
+        self._pending.take(self._tiers.write_through([*self._partial_spans(blocks), kept]))
         return None
 
     def _partial_spans(self, blocks: int) -> list[Span]:
@@ -261,10 +263,6 @@ class Lease:
             for group, span in zip(self._layout.paged, last, strict=True)
             if span.entered and len(span.keys) < self._per_page(group)
         ]
-
-    def _write_through(self, units: Sequence[Span | Checkpoint]) -> None:
-        if self._tiers.config.write == "write_through":
-            self._pending.take(self._tiers.save(units))
 
     def _refusal(self, capacity_tokens: int, needed_pages: int) -> Refusal:
         pool = self._tiers.device.pool

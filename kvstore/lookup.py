@@ -170,9 +170,11 @@ class Lookup:
     def _miss(self, keys: Sequence[bytes], run: int, hit: int) -> MissReason | None:
         if hit == len(keys):
             return None
-        if hit < run and self.last_checkpoint(keys[run:]) == 0:
+        why_not_on = self._why_no_block(keys[run]) if run < len(keys) else None
+        if why_not_on != "corrupt" and hit < run and self.last_checkpoint(keys[run:]) == 0:
             return self._lost.why(STATES, keys[run - 1]) or "no_checkpoint"
-        return self._why_no_block(keys[run])
+        assert why_not_on is not None, "a hit that is shorter than the run lacks a checkpoint"
+        return why_not_on
 
     def _why_no_block(self, key: bytes) -> MissReason:
         """Some group lacks the block: why, where a sibling group still has it or a loss is remembered."""

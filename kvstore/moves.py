@@ -10,16 +10,32 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Tier = Literal["device", "host"]
-TIERS: tuple[Tier, ...] = ("device", "host")
+Tier = Literal["device", "host", "ssd"]
+TIERS: tuple[Tier, ...] = ("device", "host", "ssd")
 Pages = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What a unit is, for a tier that outlives the process.
+
+    A span: its group, its run of block keys, the key of the block before the run, the run's tokens. A checkpoint: its
+    one key, the key of the checkpoint before it, and the tokens of both.
+    """
+
+    group: str
+    keys: tuple[bytes, ...]
+    before: bytes | None
+    start_tokens: int
+    end_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Move:
     """Copy the first `n_bytes` of each page of `source_pages` to the page of `target_pages` at the same place.
 
-    `source` None writes zeros instead, and `source_pages` is empty. Both arrays are int32 [n].
+    `source` None writes zeros instead, and `source_pages` is empty. Both arrays are int32 [n]. A move to the SSD is of
+    one unit, and has its `label`.
     """
 
     source: Tier | None
@@ -27,6 +43,7 @@ class Move:
     target: Tier
     target_pages: Pages
     n_bytes: int
+    label: Label | None = None
 
 
 def joined(moves: list[Move]) -> list[Move]:
@@ -38,7 +55,12 @@ def joined(moves: list[Move]) -> list[Move]:
             target=target,
             target_pages=np.concatenate([move.target_pages for move in run]),
             n_bytes=n_bytes,
+            label=label,
         )
-        for (source, target, n_bytes), group in groupby(moves, key=lambda m: (m.source, m.target, m.n_bytes))
+        for (source, target, n_bytes, label), group in groupby(moves, key=_kind)
         if (run := list(group))
     ]
+
+
+def _kind(move: Move) -> tuple[Tier | None, Tier, int, Label | None]:
+    return move.source, move.target, move.n_bytes, move.label

@@ -9,7 +9,7 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,9 @@ from forebay.kvstore.index import Checkpoint, TierIndex, Unit
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.lookup import Found, Hit, MissReason
-from forebay.kvstore.moves import Pages, Tier
+from forebay.kvstore.moves import Label, Pages, Tier
 from forebay.kvstore.tiers import Tiers
-from forebay.kvstore.totals import StoreStats, TierStats
+from forebay.kvstore.totals import SsdEvent, StoreStats, TierStats
 
 __all__ = ["Hit", "Holder", "Lease", "MissReason", "Refusal", "Store", "StoreStats"]
 
@@ -34,6 +34,7 @@ class Store:
         self.fingerprint = fingerprint
         self._tiers = Tiers(layout, config, fingerprint)
         self._leases: set[Lease] = set()
+        self._ssd_held_bytes = self._ssd_queued_bytes = 0
 
     def chain(self, ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "") -> Chain:
         """Block keys of a prompt. Different `salt`s (tenants) never share a block."""
@@ -70,9 +71,43 @@ class Store:
             lease.close()
         return len(owned)
 
-    def drop_corrupt(self, tier: Tier, pages: Pages) -> None:
+    def adopt(self, label: Label) -> Pages | None:
+        """A unit that an earlier process left on the SSD: it matches from now on, on these pages of that tier. None
+        where a longer run or the same checkpoint is there, or all pages are pinned. The oldest makes room."""
+        return self._tiers.adopt(label)
+
+    def lose(self, tier: Tier, pages: Sequence[int]) -> list[int]:
+        """What lies in these pages is given up by what holds the bytes. Returns those of units that do not match yet:
+        they are to be lost when they do."""
+        lost = set(pages)
+        index = self._tiers.of(tier)
+        early: list[int] = []
+        for unit in [unit for unit in index.units if not lost.isdisjoint(unit.pages.tolist())]:
+            if unit.entered:
+                self._tiers.drop(index, unit, "evicted", "dropped")
+            else:
+                early += lost.intersection(unit.pages.tolist())
+        return early
+
+    def turn_off_ssd(self) -> None:
+        """The disk failed: nothing there matches any more, and nothing is saved there."""
+        self._tiers.totals.ssd_events["failed"] += 1
+        self._tiers.turn_off_ssd()
+
+    def pinned_on_ssd(self) -> list[int]:
+        """Pages there that are being read or written for a lease."""
+        return [page for unit in self._tiers.ssd.units if unit.pins for page in unit.pages.tolist()]
+
+    def note_ssd(self, events: Mapping[SsdEvent, int], *, held_bytes: int, queued_bytes: int) -> None:
+        """What the log on the SSD has counted since its start, and how much it holds."""
+        self._tiers.totals.ssd_events.update(
+            {name: n - self._tiers.totals.ssd_events[name] for name, n in events.items()}
+        )
+        self._ssd_held_bytes, self._ssd_queued_bytes = held_bytes, queued_bytes
+
+    def drop_corrupt(self, tier: Tier, pages: Sequence[int]) -> None:
         """The bytes of these pages are wrong: what lies in them never matches again, nor do its siblings."""
-        wrong = set(pages.tolist())
+        wrong = set(pages)
         index = self._tiers.of(tier)
         for unit in [unit for unit in index.units if unit.entered and not wrong.isdisjoint(unit.pages.tolist())]:
             if isinstance(unit, Checkpoint):
@@ -105,6 +140,9 @@ class Store:
             evicted_pages=dict(totals.evicted_pages),
             misses=dict(totals.misses),
             refusals=dict(totals.refusals),
+            ssd_events=dict(totals.ssd_events),
+            ssd_held_bytes=self._ssd_held_bytes,
+            ssd_queued_bytes=self._ssd_queued_bytes,
         )
 
     def _start(

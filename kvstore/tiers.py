@@ -1,17 +1,18 @@
-"""The tiers of one worker: device pages above host pages, and the eviction that makes room in them.
+"""The tiers of one worker: device pages above host pages above the SSD, and the eviction that makes room in them.
 
 Making room answers with values: the moves that save what is worth saving, and the saved units, which match only after
 the moves were carried out.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.eviction import Valuation
 from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES, Lookup, Lost, MissReason
-from forebay.kvstore.moves import Move, Tier
+from forebay.kvstore.moves import Label, Move, Pages, Tier
 from forebay.kvstore.pending import Arrival, Room
 from forebay.kvstore.policy import worth
 from forebay.kvstore.totals import EvictionCause, Totals
@@ -26,15 +27,18 @@ class Tiers:
         self.config = config
         self.device = TierIndex("device", layout, config.device_bytes // layout.page_bytes)
         self.host = TierIndex("host", layout, config.host_bytes // layout.page_bytes)
-        self.order = (self.device, self.host)
+        self.ssd = TierIndex("ssd", layout, config.ssd_bytes // layout.page_bytes)
+        self.order = (self.device, self.host, self.ssd)
         self.lost = Lost(config.remembered_keys)
         self.lookup = Lookup(layout, self.order, self.lost, fingerprint)
         self.tick = 0
         self.totals = Totals()
+        self._ssd_is_on = config.ssd_path is not None
+        self._by_name = {tier.tier: tier for tier in self.order}
         self._row_bytes = {group.name: group.row_bytes for group in layout.paged}
 
     def of(self, tier: Tier) -> TierIndex:
-        return self.device if tier == "device" else self.host
+        return self._by_name[tier]
 
     def run_bytes(self, group: str, blocks: int) -> int:
         """Bytes of so many blocks of one layer."""
@@ -54,20 +58,85 @@ class Tiers:
         victims = _least(valuation.ranked(self.device), missing, self.device.pool.total // SPARE_SHARE, below)
         return None if victims is None else self._demote(victims, valuation)
 
-    def save(self, units: Iterable[Span | Checkpoint]) -> Room:
-        """Copy device units, just written, to the host too, where it has nothing better to hold."""
+    def write_through(self, units: Sequence[Span | Checkpoint]) -> Room:
+        """Copy device units, just written, down too, where the policy is to: to the host, if it has nothing better."""
         room = Room(moves=[], arrivals=[])
-        victims = _HostVictims(self)
-        for unit in units:
-            if self._on_host(unit) is None:
-                self._save(unit, self.fresh_worth(*self._extent(unit), len(unit.pages)), room, victims)
+        if self.config.ssd_write == "write_through":
+            for unit in units:
+                self.save_to_ssd(unit, self.device, room)
+        if self.config.write == "write_through":
+            victims = _HostVictims(self)
+            for unit in units:
+                if self._on_host(unit) is None:
+                    self._save(unit, self.fresh_worth(*self._extent(unit), len(unit.pages)), room, victims)
         return room
+
+    def save_used(self, pins: Iterable[tuple[TierIndex, Unit]]) -> Room:
+        """Copy what requests come back to, and a new one now uses, to the SSD, where the policy is to."""
+        room = Room(moves=[], arrivals=[])
+        if self.config.ssd_write == "selective":
+            for tier, unit in pins:
+                if tier is not self.ssd and isinstance(unit, Span | Checkpoint) and unit.entered:
+                    self.save_used_to_ssd(unit, tier, room)
+        return room
+
+    def save_used_to_ssd(self, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
+        """As `save_to_ssd`, unless the policy is selective and it had too little use."""
+        rare = self.config.ssd_write == "selective" and unit.uses < self.config.ssd_uses
+        return not rare and self.save_to_ssd(unit, tier, room)
+
+    def save_to_ssd(self, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
+        """Add the copy of a unit of `tier` to `room`. True where the SSD has it, or will."""
+        if not self._ssd_is_on:
+            return False
+        if self._on_ssd(unit) is not None:
+            return True
+        if not self._ssd_room(len(unit.pages)):
+            return False
+        label = self._label(unit)
+        copy = self.ssd.add(self._unit(self.ssd, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
+        room.moves.append(
+            Move(
+                source=tier.tier,
+                source_pages=unit.pages,
+                target="ssd",
+                target_pages=copy.pages,
+                n_bytes=self._n_bytes(unit),
+                label=label,
+            )
+        )
+        room.arrivals.append(Arrival(tier=self.ssd, unit=copy, keys=_keys(unit)))
+        return True
+
+    def adopt(self, label: Label) -> Pages | None:
+        """Enter a unit whose bytes lie on the SSD already; its pages there, or None where it is not kept."""
+        if label.group == STATES:
+            n_pages = self.layout.state_pages
+            if label.before is not None and self.lookup.checkpoint(label.before) is None:
+                label = replace(label, before=None, start_tokens=0)
+        else:
+            n_pages = next(len(group.layers) for group in self.layout.paged if group.name == label.group)
+        if not self._ssd_room(n_pages):
+            return None
+        unit = self.ssd.add(self._unit(self.ssd, label, n_pages))
+        if isinstance(unit, Span):
+            entered = self.ssd.enter_span(unit, list(label.keys))
+        else:
+            entered = self.ssd.enter_checkpoint(unit)
+        self.ssd.unpin(unit)
+        return unit.pages if entered else None
+
+    def turn_off_ssd(self) -> None:
+        self._ssd_is_on = False
+        for unit in [unit for unit in self.ssd.units if unit.entered]:
+            self.drop(self.ssd, unit, "evicted", "failed")
 
     def use(self, pins: Iterable[tuple[TierIndex, Unit]]) -> None:
         """A request starts: what it pins was used now."""
         self.tick += 1
         for _, unit in pins:
             unit.tick = self.tick
+            unit.uses += unit.entered
 
     def new_checkpoint(self, key: bytes, tokens: int, previous: bytes | None, previous_tokens: int) -> Checkpoint:
         """On free device pages, with one pin; it matches only once entered."""
@@ -89,7 +158,7 @@ class Tiers:
 
     def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
         """End a unit at once; remember the keys that are now nowhere."""
-        keys = list(unit.keys) if isinstance(unit, Span) else []
+        keys = _keys(unit)
         self.totals.evicted_pages[tier.tier, cause] += len(unit.pages)
         tier.forget(unit)
         if isinstance(unit, Span):
@@ -113,27 +182,47 @@ class Tiers:
         for value, unit in victims:
             assert isinstance(unit, Span | Checkpoint), "a running state is always pinned"
             saved = self._on_host(unit) is not None or self._save(unit, value, room, host_victims)
+            if not saved and value > 0:
+                saved = self.save_used_to_ssd(unit, self.device, room)
             self.drop(self.device, unit, "evicted", "saved" if saved else "dropped")
         return room
 
     def _on_host(self, unit: Unit) -> Unit | None:
-        if isinstance(unit, Checkpoint):
-            return self.host.checkpoints.get(unit.key)
-        assert isinstance(unit, Span)
-        return self.host.span(unit.group, unit.keys[-1])
+        return _copy_in(self.host, unit)
+
+    def _on_ssd(self, unit: Unit) -> Unit | None:
+        return _copy_in(self.ssd, unit)
+
+    def _ssd_room(self, n_pages: int) -> bool:
+        """Forget units on the SSD, the longest unused first, until `n_pages` are free."""
+        missing = n_pages - self.ssd.pool.free
+        if missing <= 0:
+            return True
+        if missing > self.ssd.pool.cached:
+            return False
+        missing += self.ssd.pool.total // SPARE_SHARE
+        for unit in sorted(self.ssd.evictable(), key=lambda unit: unit.tick):
+            if missing <= 0:
+                break
+            missing -= len(unit.pages)
+            self.drop(self.ssd, unit, "evicted", "dropped")
+        return True
 
     def _save(self, unit: Span | Checkpoint, value: float, room: Room, victims: "_HostVictims") -> bool:
         """Add the copy of a device unit to `room`. False where the host holds only what is worth as much."""
-        if value <= 0 or not victims.make_room(len(unit.pages), value):
+        if value <= 0 or not victims.make_room(len(unit.pages), value, room):
             return False
-        copy = self.host.add(self._copy_of(unit))
-        n_bytes = self.run_bytes(unit.group, len(unit.keys)) if isinstance(unit, Span) else self.layout.state_bytes
+        copy = self.host.add(self._unit(self.host, self._label(unit), len(unit.pages), tick=unit.tick, uses=unit.uses))
+        n_bytes = self._n_bytes(unit)
         room.moves.append(
             Move(source="device", source_pages=unit.pages, target="host", target_pages=copy.pages, n_bytes=n_bytes)
         )
-        keys = list(unit.keys) if isinstance(unit, Span) else []
-        room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=keys))
+        room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=_keys(unit)))
         return True
+
+    def _n_bytes(self, unit: Span | Checkpoint) -> int:
+        """Of each of its pages."""
+        return self.run_bytes(unit.group, len(unit.keys)) if isinstance(unit, Span) else self.layout.state_bytes
 
     def valuation(self) -> Valuation:
         """What everything is worth as the tiers stand now."""
@@ -146,18 +235,29 @@ class Tiers:
         block = self.layout.block_tokens
         return unit.first_block * block, (unit.first_block + len(unit.keys)) * block
 
-    def _copy_of(self, unit: Span | Checkpoint) -> Span | Checkpoint:
-        pages = self.host.pool.take(len(unit.pages))
+    def _label(self, unit: Span | Checkpoint) -> Label:
+        start, end = self._extent(unit)
         if isinstance(unit, Span):
-            return Span(pages=pages, tick=unit.tick, group=unit.group, first_block=unit.first_block, parent=unit.parent)
-        return Checkpoint(
-            pages=pages,
-            tick=unit.tick,
-            key=unit.key,
-            tokens=unit.tokens,
-            previous=unit.previous,
-            previous_tokens=unit.previous_tokens,
-        )
+            before, keys, group = unit.parent, tuple(unit.keys), unit.group
+        else:
+            before, keys, group = unit.previous, (unit.key,), STATES
+        return Label(group=group, keys=keys, before=before, start_tokens=start, end_tokens=end)
+
+    def _unit(self, tier: TierIndex, label: Label, n_pages: int, *, tick: int = 0, uses: int = 1) -> Span | Checkpoint:
+        """What the label says, on free pages of a tier, with one pin; it matches only once entered."""
+        pages = tier.pool.take(n_pages)
+        if label.group == STATES:
+            return Checkpoint(
+                pages=pages,
+                tick=tick,
+                uses=uses,
+                key=label.keys[0],
+                tokens=label.end_tokens,
+                previous=label.before,
+                previous_tokens=label.start_tokens,
+            )
+        first_block = label.start_tokens // self.layout.block_tokens
+        return Span(pages=pages, tick=tick, uses=uses, group=label.group, first_block=first_block, parent=label.before)
 
     def _close_gap(self, lost: Checkpoint) -> None:
         """Those after a lost checkpoint now save the prefill from the one before it."""
@@ -179,8 +279,9 @@ class _HostVictims:
         self._relied = relied
         self._ranking: list[tuple[float, Unit]] | None = None
 
-    def make_room(self, n_pages: int, below: float) -> bool:
-        """Drop host units worth less than `below` until `n_pages` are free; all or nothing."""
+    def make_room(self, n_pages: int, below: float, room: Room) -> bool:
+        """Drop host units worth less than `below` until `n_pages` are free; all or nothing. Those that are worth
+        something go to the SSD."""
         host = self._tiers.host
         missing = n_pages - host.pool.free
         if missing <= 0:
@@ -191,8 +292,10 @@ class _HostVictims:
         victims = _least(ranking, missing, host.pool.total // SPARE_SHARE, below)
         if victims is None:
             return False
-        for _, unit in victims:
-            self._tiers.drop(host, unit, "evicted", "dropped")
+        for value, unit in victims:
+            assert isinstance(unit, Span | Checkpoint), "no request runs in the host tier"
+            saved = value > 0 and self._tiers.save_used_to_ssd(unit, host, room)
+            self._tiers.drop(host, unit, "evicted", "saved" if saved else "dropped")
         del ranking[: len(victims)]
         return True
 
@@ -202,6 +305,18 @@ class _HostVictims:
             ranked = valuation.ranked(self._tiers.host)
             self._ranking = [pair for pair in ranked if pair[1] not in self._relied]
         return self._ranking
+
+
+def _copy_in(tier: TierIndex, unit: Unit) -> Unit | None:
+    """What holds there all that this unit holds."""
+    if isinstance(unit, Checkpoint):
+        return tier.checkpoints.get(unit.key)
+    assert isinstance(unit, Span)
+    return tier.span(unit.group, unit.keys[-1])
+
+
+def _keys(unit: Unit) -> list[bytes]:
+    return list(unit.keys) if isinstance(unit, Span) else []
 
 
 def _least(

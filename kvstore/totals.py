@@ -8,8 +8,13 @@ from typing import Literal
 from forebay.kvstore.lookup import Hit, MissReason
 from forebay.kvstore.moves import TIERS, Move, Tier
 
-EvictionCause = Literal["saved", "dropped", "corrupt", "sibling_missing"]
-"""saved: a lower tier has it. dropped: room was needed. corrupt, sibling_missing: it could not be restored any more."""
+EvictionCause = Literal["saved", "dropped", "corrupt", "sibling_missing", "failed"]
+"""saved: a lower tier has it. dropped: room was needed. corrupt, sibling_missing: it could not be restored any more.
+failed: its tier is off."""
+
+SsdEvent = Literal["skipped", "failed", "torn", "damaged", "other_version"]
+"""skipped: a write, since the queue was full. failed: the disk, so the tier is off. The others: what a restart found in
+the log that is no record, and where not all of one was there."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +27,7 @@ class Totals:
     evicted_pages: Counter[tuple[Tier, EvictionCause]] = field(default_factory=Counter)
     misses: Counter[MissReason] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    ssd_events: Counter[SsdEvent] = field(default_factory=Counter)
 
     def count(self, n_prompt: int, hit: Hit, moves: Sequence[Move]) -> None:
         """One request's look-up and restore, once its bytes are there."""
@@ -59,3 +65,9 @@ class StoreStats:
     evicted_pages: dict[tuple[Tier, EvictionCause], int]
     misses: dict[MissReason, int]
     refusals: dict[str, int]
+    ssd_events: dict[SsdEvent, int] = field(default_factory=dict)
+    ssd_held_bytes: int = 0
+    """Of the SSD tier's segments; never more than its quota."""
+
+    ssd_queued_bytes: int = 0
+    """On their way to the SSD."""

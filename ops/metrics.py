@@ -22,7 +22,7 @@ LABELS = {
     "worker": "worker id",
     "kind": "prefill | decode",
     "tier": "hbm | dram | ssd | pool",
-    "state": "of pages: free | leased | cached; of slots: free | used",
+    "state": "of pages: free | leased | cached; of slots: free | used; of the SSD tier's bytes: held | queued",
 }
 
 # Cache hits answer in milliseconds, million-token prompts in minutes: one histogram must resolve both.
@@ -111,6 +111,10 @@ TABLE: tuple[Metric, ...] = (
     _ingress("misses_total", "counter", "cluster class reason", "Look-ups whose hit ended early, by why."),
     _ingress("restored_bytes_total", "counter", f"{_WORKER} tier", "Bytes brought up to device memory from a tier."),
     _ingress("evictions_total", "counter", f"{_WORKER} tier cause", "Cached pages given up, by tier and cause."),
+    _ingress("ssd_bytes", "gauge", f"{_WORKER} state", "Bytes of the SSD tier on the disk, and on their way there."),
+    _ingress(
+        "ssd_events_total", "counter", f"{_WORKER} reason", "Writes skipped, the tier off, damage found at start."
+    ),
     _ingress("prefill_tokens_total", "counter", _WORKER, "Prompt tokens computed."),
     _ingress("decode_tokens_total", "counter", _WORKER, "Tokens that went through decode steps."),
     _ingress("decode_steps_total", "counter", _WORKER, "Decode steps, each over all running sequences."),

@@ -161,6 +161,22 @@ def test_bench_prints_a_table_and_writes_the_one_form(
     assert made["rows"] == [wanted | {"ratio": 2.0}]
 
 
+def test_bench_store_measures_the_ssd_beside_plain_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forebay.kvstore import ssd_bench
+
+    for name, small in (("ROUNDS", 1), ("RECORD_BYTES", 1 << 16), ("QUEUE_BYTES", 1 << 20)):
+        monkeypatch.setattr(ssd_bench, name, small)
+    assert main(["bench", "store", "--folder", str(tmp_path), "--json", str(tmp_path / "out.json")]) == 0
+    rows = {row["name"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    assert any("plain sequential write" in row["reference"]["name"] for row in rows.values() if row["reference"])
+    assert all(row["value"] > 0 for row in rows.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"], "it leaves nothing behind"
+    assert main(["bench", "store", "--folder", str(tmp_path / "none")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_available_memory_is_the_smaller_of_machine_and_group(tmp_path: Path) -> None:
     proc = tmp_path / "meminfo"
     proc.write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forebay.cluster.config import EndpointConfig, Replicas, router_config, worker_config
+from forebay.cluster.config import EndpointConfig, Replicas, of_cluster, router_config, worker_config
 from forebay.cluster.config_file import ConfigError, load, show
 from forebay.router.config import ModelConfig
 
@@ -34,6 +34,8 @@ def test_tables_reach_their_rooms(tmp_path: Path) -> None:
         slots = 5
         [store]
         device_bytes = 1000000
+        ssd_path = "/ssd"
+        ssd_bytes = 10
         [router]
         drain_s = 2
         keys = [{ name = "a", secret = "s" }]
@@ -42,7 +44,10 @@ def test_tables_reach_their_rooms(tmp_path: Path) -> None:
     decode, prefill = worker_config(config, "decode", "/m"), worker_config(config, "prefill", "/m")
     assert (decode.slots, decode.store.device_bytes, decode.store.run_dir) == (5, 1_000_000, "/m")
     assert (decode.store.host_bytes, decode.store.handoff_bytes) == (0, 0), "a decode worker needs neither"
+    assert (decode.store.ssd_path, prefill.store.ssd_path, prefill.store.ssd_bytes) == (None, "/ssd", 10)
     assert min(prefill.store.host_bytes, prefill.store.handoff_bytes) > 0
+    assert of_cluster(prefill, "c2").store.ssd_path == "/ssd/c2"
+    assert of_cluster(decode, "c2") == decode
     router = router_config(config, MODEL)
     assert router.drain_s == 2.0
     assert router.keys[0].secret == "s"
@@ -64,6 +69,9 @@ def test_tables_reach_their_rooms(tmp_path: Path) -> None:
         ("[workers]\nslots = 0", ["site.toml"]),
         ("[workers]\nmodel = 'x'", ["[workers] model"]),
         ("[store]\ncheckpoints = 'sometimes'", ["sometimes"]),
+        ("[store]\nssd_path = '/ssd'", ["ssd_bytes"]),
+        ("[store]\nssd_path = 'ssd'\nssd_bytes = 1", ["ssd_path", "absolute"]),
+        ("[store]\nssd_write = 'never'", ["ssd_write", "never"]),
         ("[router]\nport = 1", ["[router] port"]),
         ("[router]\nkeys = [{name = 'a', secret = 'b', colour = 1}]", ["[router] keys", "colour"]),
         ("[router]\nkeys = [{name = 'a'}]", ["[router] keys", "secret"]),

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -43,11 +44,14 @@ class Histories(RuleBasedStateMachine):
     device_pages = 10_000
     host_pages = 0
     write = "write_back"
+    ssd_bytes = 0
+    ssd_write = "write_back"
     loses = False
 
     def __init__(self) -> None:
         super().__init__()
         self.run_dir = tempfile.mkdtemp()
+        self.config: StoreConfig
         self.memory: Memory
         self.prompts: list[tuple[int, ...]] = [()]
         self.requests: list[Request] = []
@@ -56,14 +60,18 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(["prompt_end", "prompt_end+junction", "prompt_end+junction+interval:8"]))
     def start(self, policy: str) -> None:
-        config = StoreConfig(
+        self.config = StoreConfig(
             device_bytes=self.device_pages * LAYOUT.page_bytes,
             host_bytes=self.host_pages * LAYOUT.page_bytes,
             run_dir=self.run_dir,
             checkpoints=policy,
             write=self.write,  # type: ignore[arg-type]
+            ssd_path=str(Path(self.run_dir) / "ssd") if self.ssd_bytes else None,
+            ssd_bytes=self.ssd_bytes,
+            ssd_queue_bytes=1 << 20,
+            ssd_write=self.ssd_write,  # type: ignore[arg-type]
         )
-        self.memory = make_memory(LAYOUT, config, "twin")
+        self.memory = make_memory(LAYOUT, self.config, "twin")
 
     def teardown(self) -> None:
         for request in self.requests:
@@ -132,12 +140,18 @@ class Histories(RuleBasedStateMachine):
         request = self.requests[which % len(self.requests)]
         if request.settled:
             return
-        wrong = self.memory._carry_out(request.lease.moves)
-        if len(wrong):
-            self.memory.store.drop_corrupt("host", wrong)
+        wrong = self.memory.carry_out(request.lease.moves)
+        restoring = self.memory.restore(request.lease.moves if wrong is None else [])
+        while not restoring.advance():
+            restoring.wait(10)
+        if restoring.wrong:
+            wrong = "ssd", restoring.wrong
+        if wrong is not None:
+            self.memory.store.drop_corrupt(*wrong)
             self.finish(request)
             return
         request.lease.ready()
+        self.memory.settle()
         request.settled = True
 
     @precondition(lambda self: any(request.settled for request in self.requests))
@@ -286,6 +300,70 @@ class DeviceOnlyHistories(TightHistories):
     host_pages = 0
 
 
+class SsdHistories(TightHistories):
+    """Below a small host lies an SSD that keeps what it holds over restarts, unless its bytes go bad or it fails."""
+
+    host_pages = 24
+    ssd_bytes = 80 * 4096
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        """Of the worker: every request is lost, and memory, but not what was acknowledged on the SSD."""
+        assert self.memory.ssd is not None
+        for request in list(self.requests):
+            self.finish(request)
+        self.memory.store.check()
+        self.memory.ssd.log.flush(10)
+        acknowledged = set(self.memory.store._tiers.ssd.checkpoints)
+        self.memory.close()
+        self.memory = make_memory(LAYOUT, self.config, "twin")
+        if not self.harmed:
+            assert acknowledged <= self.memory.store._tiers.ssd.checkpoints.keys()
+        self.harmed = False
+
+    harmed = False
+
+    @rule(which=st.integers(0, 1 << 30), bit=st.integers(0, 7))
+    def flip_on_disk(self, which: int, bit: int) -> None:
+        segments = self.segments()
+        if segments:
+            path = segments[which % len(segments)]
+            with open(path, "r+b") as file:
+                file.seek(which % path.stat().st_size)
+                byte = file.read(1)[0]
+                file.seek(which % path.stat().st_size)
+                file.write(bytes([byte ^ 1 << bit]))
+            self.harmed = True
+
+    @rule(which=st.integers(0, 1000))
+    def delete_segment(self, which: int) -> None:
+        segments = self.segments()
+        if segments:
+            segments[which % len(segments)].unlink()
+            self.harmed = True
+
+    @invariant()
+    def quota_holds(self) -> None:
+        if hasattr(self, "memory"):
+            assert sum(path.stat().st_size for path in self.segments()) <= self.ssd_bytes
+            assert self.memory.ssd is not None
+            self.memory.ssd.log.segments.check()
+
+    def segments(self) -> list[Path]:
+        assert self.memory.ssd is not None
+        self.memory.ssd.log.flush(10)
+        return sorted(path for path in Path(self.run_dir).glob("ssd/*/*.segment") if path.stat().st_size)
+
+
+class SsdWrittenThroughHistories(SsdHistories):
+    ssd_write = "write_through"
+
+
+class SsdSelectiveHistories(SsdHistories):
+    host_pages = 0
+    ssd_write = "selective"
+
+
 def run(machine: type[Histories], count: int) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=40, deadline=None))
 
@@ -304,3 +382,15 @@ def test_tight_pools_written_through(examples: Callable[[int], int]) -> None:
 
 def test_tight_device_without_host(examples: Callable[[int], int]) -> None:
     run(DeviceOnlyHistories, examples(400))
+
+
+def test_tight_pools_above_an_ssd(examples: Callable[[int], int]) -> None:
+    run(SsdHistories, examples(400))
+
+
+def test_tight_pools_above_an_ssd_written_through(examples: Callable[[int], int]) -> None:
+    run(SsdWrittenThroughHistories, examples(200))
+
+
+def test_tight_device_above_an_ssd_of_what_is_used_again(examples: Callable[[int], int]) -> None:
+    run(SsdSelectiveHistories, examples(200))

@@ -17,7 +17,7 @@ def test_all_pass_on_the_model_of_hashes_and_are_heard_as_they_come():
     assert failed(cases) == []
     assert heard == cases
     blocks = 3 * HashModel().layout.paged[0].page_tokens // 4
-    assert len(cases) == 1 + 2 * 3 * blocks + 7 + 4 + 3
+    assert len(cases) == 1 + 2 * 3 * blocks + 7 + 4 + 3 + 4
     assert any("cached 24 of 24" in case.detail for case in cases)
 
 

@@ -3,7 +3,7 @@
 A plain class: it owns a pool of pages with its prefix cache, a bounded queue, and the handoffs until they are fetched.
 One `step` runs one chunk of one prompt. Not thread-safe; the caller keeps calls apart.
 
-    submit -> queued --admitted: hit pinned, pages leased--> chunks --end--> exported --release_handoff--> gone
+    submit -> queued --admitted: pages leased, hit restored--> chunks --end--> exported --release_handoff--> gone
                  \\________________ cancel, deadline, holder's end ____________/
 """
 
@@ -18,6 +18,7 @@ from forebay.kvstore.arena import Arena
 from forebay.kvstore.chain import Chain
 from forebay.kvstore.handoff import Handoff, HandoffArea
 from forebay.kvstore.memory import make_memory
+from forebay.kvstore.opening import Opening
 from forebay.kvstore.store import Lease, Refusal
 from forebay.workers.config import WorkerConfig
 from forebay.workers.job import Failure, FailureKind, Holder, Job, TokenChoice
@@ -28,13 +29,16 @@ from forebay.workers.schedule import PrefillCandidate, chunk_end, prefill_order
 from forebay.workers.sequence_model import SequenceModel, Watch
 
 LOOKUPS_A_STEP = 8
+AWAIT_S = 0.02
+"""How long a step waits for bytes from the SSD where nothing else is to be done."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prompt:
     """A live job. With a lease, rows and state of ids[:at] are in its pages; `logits` are there when at == n_prompt.
 
-    Without one, `at` is what a hit would have restored when it was last looked up, in step `looked_up`.
+    Without one, `at` is what a hit would have restored when it was last looked up, in step `looked_up`. With an
+    `opening` its pages are leased, and bytes are on their way into them.
     """
 
     job: Job
@@ -44,6 +48,7 @@ class Prompt:
     submitted_s: float
     looked_up: int
     at: int
+    opening: Opening | None = None
     lease: Lease | None = None
     logits: npt.NDArray[np.float32] | None = None
 
@@ -107,12 +112,17 @@ class PrefillWorker:
         """Let go what has timed out, run one chunk, export what is finished. [] while nothing ended."""
         self._drop_late_handoffs(now)
         ended: list[Prefilled | Failure] = list(self._past_deadline(now))
+        self._bring_up()
+        self.memory.settle()
         prompt, too_large = self._next(now)
         ended += too_large
         if prompt is not None:
             self._run_chunk(prompt)
         ended += self._export(now)
-        self._stuck = prompt is None and not ended
+        coming = [other.opening for other in self._prompts.values() if other.opening is not None]
+        if prompt is None and not ended and coming:
+            coming[0].wait(AWAIT_S)
+        self._stuck = prompt is None and not ended and not coming
         return ended
 
     def cancel(self, job_id: str) -> None:
@@ -168,11 +178,15 @@ class PrefillWorker:
         self._look_up_again()
         for candidate in prefill_order(self._candidates(now), self._config.ageing_tokens_per_s):
             prompt = self._prompts[candidate.job_id]
+            if prompt.opening is not None:
+                continue
             if prompt.lease is not None:
                 return prompt, too_large
             refusal = self._admit(prompt) if gate_open else None
             if prompt.lease is not None:
                 return prompt, too_large
+            if prompt.opening is not None:
+                continue
             if refusal is not None and refusal.kind == "too_large":
                 too_large.append(self._fail(prompt, "invalid", f"n_prompt: {_pages_message(refusal)}"))
             else:
@@ -194,7 +208,7 @@ class PrefillWorker:
 
     def _look_up_again(self) -> None:
         """What others committed meanwhile may be a hit now. A few prompts a step, those not looked up for longest."""
-        queued = (prompt for prompt in self._prompts.values() if prompt.lease is None)
+        queued = (prompt for prompt in self._prompts.values() if prompt.lease is None and prompt.opening is None)
         for prompt in nsmallest(LOOKUPS_A_STEP, queued, key=lambda prompt: prompt.looked_up):
             prompt.at = self.memory.store.lookup(prompt.chain, prompt.job.n_prompt).tokens
             prompt.looked_up = self._totals["steps"]
@@ -202,11 +216,30 @@ class PrefillWorker:
     def _admit(self, prompt: Prompt) -> Refusal | None:
         """Pin the hit, lease pages for the whole prompt, restore. All of it at once: admitted prompts can finish."""
         n_prompt = prompt.job.n_prompt
-        opened = self.memory.open(prompt.holder, prompt.chain, n_prompt=n_prompt, capacity_tokens=n_prompt)
-        if isinstance(opened, Refusal):
-            return opened
-        prompt.lease, prompt.at = opened, opened.hit_tokens
+        prompt.opening = self.memory.begin(prompt.holder, prompt.chain, n_prompt=n_prompt, capacity_tokens=n_prompt)
+        return self._restore(prompt)
+
+    def _restore(self, prompt: Prompt) -> Refusal | None:
+        """Go on with an opening as far as its bytes have come."""
+        assert prompt.opening is not None
+        answer = prompt.opening.poll()
+        if answer is None:
+            return None
+        prompt.opening = None
+        if isinstance(answer, Refusal):
+            return answer
+        self._arrive(prompt, answer)
         return None
+
+    def _arrive(self, prompt: Prompt, lease: Lease) -> None:
+        """The hit is in the lease's pages."""
+        prompt.lease, prompt.at = lease, lease.hit_tokens
+
+    def _bring_up(self) -> None:
+        """What came from the SSD meanwhile. A prompt that has to start cold after all, and cannot, waits again."""
+        for prompt in self._prompts.values():
+            if prompt.opening is not None:
+                self._restore(prompt)
 
     def _run_chunk(self, prompt: Prompt) -> None:
         """Compute the next chunk, then make its blocks matchable, then keep the state if the policy wants it here."""
@@ -276,7 +309,11 @@ class PrefillWorker:
 
     def _drop(self, job_id: str) -> None:
         prompt = self._prompts.pop(job_id, None)
-        if prompt is not None and prompt.lease is not None:
+        if prompt is None:
+            return
+        if prompt.opening is not None:
+            prompt.opening.close()
+        if prompt.lease is not None:
             prompt.lease.close()
 
 

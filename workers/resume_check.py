@@ -10,15 +10,17 @@ A plant damages restored bytes before anything is computed from them, to show th
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
+from forebay.kvstore.moves import Tier as KvTier
 from forebay.workers.job import Job
 from forebay.workers.local import Completion, LocalPair
 from forebay.workers.model import load_model
 from forebay.workers.resume_plants import Plant
-from forebay.workers.resume_rig import ANSWER_TOKENS, COMPANY, Answer, Rig
+from forebay.workers.resume_rig import ANSWER_TOKENS, COMPANY, Answer, Record, Rig
 from forebay.workers.sequence_model import SequenceModel
 
 TURNS = 4
@@ -34,6 +36,9 @@ class Case:
 
 
 OnCase = Callable[[Case], None]
+Tier = Literal["hbm", "dram", "ssd"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+"""As the command line and the metrics call them."""
 
 
 def check_resume(
@@ -41,24 +46,33 @@ def check_resume(
     plant: Plant | None = None,
     on_case: OnCase | None = None,
     *,
+    tier: Tier | None = None,
     block_tokens: int = 32,
     threads: int = 1,
 ) -> list[Case]:
-    """Load the folder or built-in model and run every case. `on_case` hears each as it is known.
+    """Load the folder or built-in model and run every case, or those of one tier. `on_case` hears each as it is known.
 
     Raises what `load_model` does, and ValueError for a plant that the model cannot have.
     """
     torch.set_num_threads(threads)
-    return run_cases(load_model(model, block_tokens, torch.float32, "cpu"), plant, on_case, threads=threads)
+    return run_cases(load_model(model, block_tokens, torch.float32, "cpu"), plant, on_case, tier=tier, threads=threads)
 
 
 def run_cases(
-    model: SequenceModel, plant: Plant | None = None, on_case: OnCase | None = None, *, threads: int = 1
+    model: SequenceModel,
+    plant: Plant | None = None,
+    on_case: OnCase | None = None,
+    *,
+    tier: Tier | None = None,
+    threads: int = 1,
 ) -> list[Case]:
     cases = []
     with tempfile.TemporaryDirectory(prefix="forebay-check-") as run_dir:
         rig = Rig(model, run_dir, plant, threads)
-        for group in (_straight, _same_prompt_again, _longer_prompt_held, _in_company, _turns, _from_host):
+        for group in [
+            _straight,
+            *(group for name, groups in _GROUPS.items() if tier in (None, name) for group in groups),
+        ]:
             for case in group(rig):
                 cases.append(case)
                 if on_case is not None:
@@ -134,24 +148,39 @@ def _turns(rig: Rig) -> Iterator[Case]:
 
 def _from_host(rig: Rig) -> Iterator[Case]:
     """A prompt that takes all device pages drives the target to host memory, again and again."""
-    pages, n_filling = rig.narrow()
-    job, filling = rig.job("target", rig.ids(rig.longest, seed=0)), rig.job("filling", rig.ids(n_filling, seed=1))
-    boundary = (rig.longest - 1) // rig.block * rig.block
+    pages, _ = rig.narrow()
     with rig.pair(device_pages=pages, host_pages=4 * pages) as (pair, record):
-        pair.run(job)
-        for number in range(1, ROUNDS + 1):
-            pair.run(filling)
-            record.clear()
-            before = _host_bytes(pair)
-            warm = Answer(pair.run(job), record.rows["target"])
-            restored = _host_bytes(pair) - before
-            case = _case(f"from host, {number}", LAST_END, boundary, rig.fresh(job), warm)
-            detail = f"{case.detail}; {restored} bytes from host"
-            yield replace(case, passed=case.passed and restored > 0, detail=detail)
+        yield from _driven_down(rig, pair, record, "host")
 
 
-def _host_bytes(pair: LocalPair) -> int:
-    return pair.prefill.memory.store.stats().restored_bytes.get("host", 0)
+def _from_ssd(rig: Rig) -> Iterator[Case]:
+    """The same to the SSD; then a worker that starts anew finds it there."""
+    pages, _ = rig.narrow()
+    with rig.pair(device_pages=pages, ssd_pages=8 * pages) as (pair, record):
+        yield from _driven_down(rig, pair, record, "ssd")
+        pair.run(rig.filling())
+    with rig.pair(device_pages=pages, ssd_pages=8 * pages) as (pair, record):
+        yield _restored(rig, pair, record, "ssd", "from ssd, after a restart")
+
+
+def _driven_down(rig: Rig, pair: LocalPair, record: Record, tier: KvTier) -> Iterator[Case]:
+    pair.run(rig.target())
+    for number in range(1, ROUNDS + 1):
+        pair.run(rig.filling())
+        yield _restored(rig, pair, record, tier, f"from {tier}, {number}")
+
+
+def _restored(rig: Rig, pair: LocalPair, record: Record, tier: KvTier, name: str) -> Case:
+    record.clear()
+    job, before = rig.target(), _restored_bytes(pair, tier)
+    warm = Answer(pair.run(job), record.rows[job.id])
+    restored = _restored_bytes(pair, tier) - before
+    case = _case(name, LAST_END, (rig.longest - 1) // rig.block * rig.block, rig.fresh(job), warm)
+    return replace(case, passed=case.passed and restored > 0, detail=f"{case.detail}; {restored} bytes from {tier}")
+
+
+def _restored_bytes(pair: LocalPair, tier: KvTier) -> int:
+    return pair.prefill.memory.store.stats().restored_bytes.get(tier, 0)
 
 
 def _boundaries(rig: Rig) -> Iterator[tuple[str, int, int]]:
@@ -182,3 +211,10 @@ def _difference(cold: Answer, warm: Answer) -> str | None:
         if not np.array_equal(a.view(np.uint32), b.view(np.uint32)):
             return f"row {number} of logits differs by up to {np.abs(a - b).max():.3g}"
     return None if cold.completion.ids == warm.completion.ids else "equal logits, other tokens"
+
+
+_GROUPS: dict[Tier, tuple[Callable[[Rig], Iterator[Case]], ...]] = {
+    "hbm": (_same_prompt_again, _longer_prompt_held, _in_company, _turns),
+    "dram": (_from_host,),
+    "ssd": (_from_ssd,),
+}

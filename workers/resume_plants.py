@@ -8,7 +8,7 @@ import torch
 from forebay.kvstore.arena import Arena
 from forebay.kvstore.device import DevicePool
 from forebay.kvstore.layout import INDEX, Layout
-from forebay.kvstore.store import Lease, Refusal
+from forebay.kvstore.store import Lease
 from forebay.workers.config import WorkerConfig
 from forebay.workers.prefill import PrefillWorker, Prompt
 from forebay.workers.sequence_model import SequenceModel, Watch
@@ -24,11 +24,10 @@ class PlantedPrefillWorker(PrefillWorker):
         super().__init__(model, config, arena, watch)
         self._plant = plant
 
-    def _admit(self, prompt: Prompt) -> Refusal | None:
-        refusal = super()._admit(prompt)
-        if prompt.lease is not None and prompt.lease.hit_tokens:
-            _DAMAGE[self._plant](self.memory.pool, prompt.lease)
-        return refusal
+    def _arrive(self, prompt: Prompt, lease: Lease) -> None:
+        super()._arrive(prompt, lease)
+        if lease.hit_tokens:
+            _DAMAGE[self._plant](self.memory.pool, lease)
 
 
 def _flip(pool: DevicePool, lease: Lease) -> None:

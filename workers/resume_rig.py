@@ -23,6 +23,9 @@ from forebay.workers.step_pages import PageTable
 PAGES = 3
 """Pages of latent rows that the longest prompt fills, and one token more."""
 
+RECORD_BYTES = 1 << 13
+"""What a record on the SSD takes beside its pages, at most."""
+
 COMPANY = 7
 ANSWER_TOKENS = 3
 
@@ -76,10 +79,10 @@ class Rig:
 
     @contextmanager
     def pair(
-        self, checkpoints: str = "prompt_end", *, device_pages: int = 0, host_pages: int = 0
+        self, checkpoints: str = "prompt_end", *, device_pages: int = 0, host_pages: int = 0, ssd_pages: int = 0
     ) -> Iterator[tuple[LocalPair, Record]]:
         record = Record()
-        config = self._config(checkpoints, device_pages or self._ample_pages(), host_pages)
+        config = self._config(checkpoints, device_pages or self._ample_pages(), host_pages, ssd_pages)
         with LocalPair(self.model, config, record, self._worker) as pair:
             yield pair, record
 
@@ -89,6 +92,13 @@ class Rig:
             with self.pair() as (pair, record):
                 self._fresh[key] = Answer(pair.run(job), record.rows[job.id])
         return self._fresh[key]
+
+    def target(self) -> Job:
+        return self.job("target", self.ids(self.longest, seed=0))
+
+    def filling(self) -> Job:
+        """A prompt that takes every page of a `narrow` device."""
+        return self.job("filling", self.ids(self.narrow()[1], seed=1))
 
     def narrow(self) -> tuple[int, int]:
         """Pages for the longest prompt and its states, and the tokens of a prompt that takes them all."""
@@ -105,11 +115,14 @@ class Rig:
         sequences = (COMPANY + 2) * (layout.pages_for(2 * self.longest) + 3 * layout.state_pages)
         return sequences + self.longest // self.block * layout.state_pages
 
-    def _config(self, checkpoints: str, device_pages: int, host_pages: int) -> WorkerConfig:
+    def _config(self, checkpoints: str, device_pages: int, host_pages: int, ssd_pages: int) -> WorkerConfig:
         page_bytes = self.model.layout.page_bytes
         store = StoreConfig(
             device_bytes=device_pages * page_bytes,
             host_bytes=host_pages * page_bytes,
+            ssd_path=f"{self._run_dir}/ssd" if ssd_pages else None,
+            ssd_bytes=ssd_pages * (page_bytes + RECORD_BYTES),
+            ssd_queue_bytes=1 << 24,
             handoff_bytes=self._ample_pages() // 2 * page_bytes,
             run_dir=self._run_dir,
             checkpoints=checkpoints,

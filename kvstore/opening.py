@@ -1,0 +1,84 @@
+"""A request on its way in: its pages are leased, and what lies on the SSD is being read into them."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from forebay.kvstore.lease import Lease, Refusal
+from forebay.kvstore.moves import Move, Tier
+
+RESTORES_MAX = 8
+"""Restores of one request that may find wrong bytes before it starts cold."""
+
+
+class Restoring(Protocol):
+    """Bytes come up from a slow tier in the background. `wrong`: pages there whose bytes are not what was saved."""
+
+    wrong: list[int]
+
+    def advance(self) -> bool: ...
+    def wait(self, timeout_s: float | None) -> None: ...
+
+
+class Bytes(Protocol):
+    """What carries out moves: `memory.Memory`."""
+
+    def carry_out(self, moves: list[Move]) -> tuple[Tier, list[int]] | None: ...
+    def restore(self, moves: list[Move]) -> Restoring: ...
+    def drop_corrupt(self, tier: Tier, pages: list[int]) -> None: ...
+    def settle(self) -> None: ...
+
+
+class Opening:
+    """`poll` until it answers. Wrong bytes on the way are dropped, and the rest of the hit is taken instead."""
+
+    def __init__(self, memory: Bytes, open_lease: Callable[[bool], Lease | Refusal]) -> None:
+        """`open_lease(reuse)` leases anew; without `reuse` it looks nothing up."""
+        self._memory = memory
+        self._open_lease = open_lease
+        self._tries = 0
+        self._lease: Lease | None = None
+        self._restoring: Restoring | None = None
+        self._answer: Lease | Refusal | None = None
+        self._start()
+
+    def poll(self) -> Lease | Refusal | None:
+        """The lease, with the hit's rows and state in its pages; why there is none; or None while bytes come up."""
+        while self._answer is None:
+            assert self._lease is not None
+            assert self._restoring is not None
+            if self._lease.closed or not self._restoring.advance():
+                return None
+            if self._restoring.wrong:
+                self._lease.close()
+                self._memory.drop_corrupt("ssd", self._restoring.wrong)
+                self._start()
+            else:
+                self._lease.ready()
+                self._answer = self._lease
+            self._memory.settle()
+        return self._answer
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Until `poll` has something to do, or the time is over."""
+        if self._answer is None and self._restoring is not None:
+            self._restoring.wait(timeout_s)
+
+    def close(self) -> None:
+        """Give it up, or the lease that came of it. What is still read is thrown away."""
+        if self._lease is not None:
+            self._lease.close()
+
+    def _start(self) -> None:
+        """Lease, and carry out all but the reads from the SSD, which go into pages that nobody else knows."""
+        while self._answer is None:
+            lease = self._open_lease(self._tries < RESTORES_MAX)
+            self._tries += 1
+            if isinstance(lease, Refusal):
+                self._answer = lease
+                return
+            wrong = self._memory.carry_out(lease.moves)
+            if wrong is None:
+                self._lease, self._restoring = lease, self._memory.restore(lease.moves)
+                return
+            lease.close()
+            self._memory.drop_corrupt(*wrong)
