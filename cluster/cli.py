@@ -270,6 +270,8 @@ def _add_bench(verbs: Any) -> None:
     classes.add_argument("--requests", type=int, default=100, metavar="N", help="interactive requests (default 100)")
     classes.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
     _add_bench_kernels(bench)
+    index = _add(bench, "index", _bench_index, "Hit rates of the store's index on a recorded trace, without a model.")
+    _add_bench_index_flags(index)
 
 
 def _add_bench_kernels(bench: Any) -> None:
@@ -286,6 +288,18 @@ def _bench_store(args: argparse.Namespace) -> int:
     from forebay.cluster.bench import bench_store
 
     return bench_store(args.folder, args.json)
+
+
+def _add_bench_index_flags(parser: argparse.ArgumentParser) -> None:
+    from forebay.cluster.bench_index_flags import add_arguments
+
+    add_arguments(parser)
+
+
+def _bench_index(args: argparse.Namespace) -> int:
+    from forebay.cluster.bench_index_flags import run
+
+    return run(args)
 
 
 def _bench_demo(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
 from forebay.kvstore.layout import Layout
-from forebay.kvstore.policy import PrefillCost, worth
+from forebay.kvstore.policy import PrefillCost, recency, worth
 
 
 class Valuation:
@@ -40,7 +40,7 @@ class Valuation:
     def of(self, unit: Unit, tier: TierIndex) -> float:
         if tier is not self._tiers[0] and self._held_above(unit):
             return 0.0
-        return worth(self._saved_s(unit), len(unit.pages) * self._layout.page_bytes, self._tick - unit.tick)
+        return worth(self._saved_s(unit), len(unit.pages) * self._layout.page_bytes, recency(self._tick - unit.tick))
 
     def _saved_s(self, unit: Unit) -> float:
         if isinstance(unit, Checkpoint):

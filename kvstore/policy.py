@@ -2,6 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Quantity = TypeVar("Quantity", float, npt.NDArray[np.float64])
 
 DEFAULT_CHECKPOINTS = "prompt_end+junction+interval:32768"
 
@@ -13,15 +19,20 @@ class PrefillCost:
     token_s: float
     pair_s: float
 
-    def seconds(self, start: int, end: int) -> float:
-        """To compute tokens [start, end) of one prompt."""
+    def seconds(self, start: Quantity, end: Quantity) -> Quantity:
+        """To compute tokens [start, end) of one prompt; or of many, in arrays of float."""
         return self.token_s * (end - start) + self.pair_s * (end * end - start * start) / 2
 
 
-def worth(saved_s: float, held_bytes: int, age_ticks: int) -> float:
-    """Seconds of prefill saved per byte held, times the chance of a use: that of a unit last used `age_ticks` requests
-    ago falls as 1 / (1 + age), as reuse with a long tail does."""
-    return saved_s / held_bytes / (1 + age_ticks)
+def worth(saved_s: Quantity, held_bytes: int, density: Quantity) -> Quantity:
+    """Seconds of prefill saved per byte held and unit of time: what a use saves, times the uses expected per unit of
+    time by holding on (reuse.Reuse.density). Of one unit, or of many at once."""
+    return saved_s / held_bytes * density
+
+
+def recency(age_ticks: float) -> float:
+    """The density where nothing is known but the age: reuse with a long tail makes it fall as 1 / (1 + age)."""
+    return 1 / (1 + age_ticks)
 
 
 def checkpoints_for(

@@ -14,7 +14,7 @@ from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES, Lookup, Lost, MissReason
 from forebay.kvstore.moves import Label, Move, Pages, Tier
 from forebay.kvstore.pending import Arrival, Room
-from forebay.kvstore.policy import worth
+from forebay.kvstore.policy import recency, worth
 from forebay.kvstore.totals import EvictionCause, Totals
 
 SPARE_SHARE = 64
@@ -154,7 +154,7 @@ class Tiers:
 
     def fresh_worth(self, start: int, end: int, n_pages: int) -> float:
         """Of pages used now that save the prefill of tokens [start, end)."""
-        return worth(self.config.cost.seconds(start, end), n_pages * self.layout.page_bytes, 0)
+        return worth(self.config.cost.seconds(start, end), n_pages * self.layout.page_bytes, recency(0))
 
     def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
         """End a unit at once; remember the keys that are now nowhere."""
