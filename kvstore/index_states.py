@@ -141,7 +141,7 @@ class StateCache:
                 before_tokens = self._uses.forest.ends[node] * self._uses.forest.block_tokens
 
     def _use(self, node: int, root: int, *, passed: bool, due: int) -> None:
-        """A checkpoint was made or restored, on a path from this root. `passed`: a later one on its path was made at once."""
+        """A checkpoint was made or restored, on a path from this root; `passed`: so was a later one on that path."""
         extent, first = self._uses.extent_of[node], self._uses.extent_of[root]
         assert extent is not None
         assert first is not None
