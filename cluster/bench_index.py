@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from forebay.cluster.bench_index_flags import EVERY
 from forebay.kernels.costs import index_row_bytes, latent_row_bytes, state_bytes
 from forebay.kernels.models import SHAPES
 from forebay.kvstore.config import StoreConfig
@@ -20,7 +21,6 @@ from forebay.ops.bench_report import Reference, Row, report, table, write_json
 from forebay.ops.trace import BLOCK_TOKENS, Request, TraceError, read
 
 Evict = Literal["lru", "forebay", "optimal"]
-EVERY = "every"
 DEFAULT_SHAPE = "k3.1-pro"
 BETWEEN_SESSIONS_S = 10.0
 COST = StoreConfig(device_bytes=1, run_dir="").cost
