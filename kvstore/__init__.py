@@ -13,6 +13,12 @@ In reading order:
 
     record     what one record on the SSD looks like         segments   where records lie, under a quota of bytes
 
+The index alone, driven by a recorded load (`forebay bench index`):
+
+    reuse      how soon what was used is used again          forest     a load as paths of long nodes
+    uses       what was last used together                   index_cache     names without bytes, and their eviction
+    index_states    the same with checkpoints charged        index_replay    hit by hit: LRU, ours, optimal
+
 All these know no clock, no I/O and no torch. Around them stand the bytes:
 
     device     the pool as tensors                           extents, arena   shared memory in a run folder

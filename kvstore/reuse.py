@@ -12,6 +12,17 @@ same wherever it comes from, so the blocks of least density times seconds saved 
 
 Where little was seen, a bucket is taken to be like the one before it and a kind like all kinds: density then falls as
 1 / age, which is LRU. Time is any clock that grows: seconds, or a count of requests.
+
+Tried on 30 November 2026, recorded Claude Code sessions in 32 and 64 closed lanes, 3.25 M tokens, token hit rates (LRU
+.373 and .176, optimal .717 and .596). One kind for all stays: .521 and .342. Apart by how the turn stopped: .588 and
+.372. By stop and the session's mean gap: .646 and .453; by the mean gap after such a stop: .652 and .461, and no better
+with the last gap, the share of long gaps, the turn's number or the prompt's length beside it, with finer or coarser
+buckets, or with tables learned on the same load before (.463): the rest is what gaps do not tell (a linear fit of log2
+gap on all of these explains a third of its variance). By the number of uses too, which chats need: .653 and .460.
+Weaker belief (LIKE_*) gains nothing there, and with hardly any a chat trace falls from LRU's .589 to .563.
+As it stands, behind LRU until it has proved itself (index_replay.Lead): .639 and .448 where a token is worth the
+seconds of its prefill, as in the store, attention to all before it included; .654 and .460 where all tokens weigh the
+same. Nowhere below LRU, on any recorded trace and capacity.
 """
 
 import math
