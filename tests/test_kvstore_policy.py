@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
 from forebay.kvstore.config import StoreConfig
-from forebay.kvstore.policy import PrefillCost, checkpoints_for, worth
+from forebay.kvstore.policy import PrefillCost, checkpoints_for, recency, worth
 
 
 def at(policy: str, n_prompt: int, hit: int = 0, branches: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -68,9 +69,11 @@ def test_cost_adds_up_over_a_split() -> None:
 
 
 def test_worth_rises_with_seconds_and_falls_with_bytes_and_age() -> None:
-    assert worth(2.0, 100, 3) > worth(1.0, 100, 3)
-    assert worth(1.0, 100, 3) > worth(1.0, 200, 3)
-    assert worth(1.0, 100, 3) > worth(1.0, 100, 4)
+    assert worth(2.0, 100, 0.3) > worth(1.0, 100, 0.3)
+    assert worth(1.0, 100, 0.3) > worth(1.0, 200, 0.3)
+    assert worth(1.0, 100, recency(3)) > worth(1.0, 100, recency(4))
+    many = worth(np.array([2.0, 1.0]), 100, np.array([0.3, 0.4]))
+    assert many.tolist() == [worth(2.0, 100, 0.3), worth(1.0, 100, 0.4)]
 
 
 @pytest.mark.parametrize(
