@@ -72,3 +72,26 @@ def verify(memory: Memory, lease: Lease, ids: Sequence[int], upto: int) -> None:
         for layer, pages in zip(kda.layers, lease.pages[kda.name], strict=True):
             found = pool[pages[0], : kda.state_bytes].tobytes()
             assert found == state(kda.name, layer, tuple(ids[:upto]), kda.state_bytes), f"{kda.name} layer {layer}"
+
+
+OWNER = Owner()
+
+
+def open_lease(memory: Memory, ids: list[int]) -> Lease:
+    lease = memory.open(OWNER, memory.store.chain(ids), n_prompt=len(ids), capacity_tokens=len(ids))
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def serve(memory: Memory, ids: list[int]) -> tuple[int, str | None]:
+    """One whole request, checked at its start: its hit, and why it was not longer."""
+    with open_lease(memory, ids) as lease:
+        verify(memory, lease, ids, lease.hit_tokens)
+        at = lease.hit_tokens
+        for end in (*lease.checkpoints, len(ids)):
+            compute(memory, lease, ids, at, end)
+            memory.commit(lease, end)
+            if end in lease.checkpoints:
+                memory.checkpoint(lease, end)
+            at = end
+        return lease.hit_tokens, lease.hit.miss

@@ -10,10 +10,9 @@ import pytest
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.memory import Memory, make_memory
 from forebay.kvstore.store import Lease
-from tests.kvstore_twin import Owner, compute, tiny_layout, verify
+from tests.kvstore_twin import OWNER, open_lease, serve, tiny_layout
 
 LAYOUT = tiny_layout()
-OWNER = Owner()
 
 
 def config(run_dir: Path) -> StoreConfig:
@@ -32,26 +31,6 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
     yield memory
     memory.store.check()
     memory.close()
-
-
-def open_lease(memory: Memory, ids: list[int]) -> Lease:
-    lease = memory.open(OWNER, memory.store.chain(ids), n_prompt=len(ids), capacity_tokens=len(ids))
-    assert isinstance(lease, Lease)
-    return lease
-
-
-def serve(memory: Memory, ids: list[int]) -> tuple[int, str | None]:
-    """One whole request, checked at its start: its hit, and why it was not longer."""
-    with open_lease(memory, ids) as lease:
-        verify(memory, lease, ids, lease.hit_tokens)
-        at = lease.hit_tokens
-        for end in (*lease.checkpoints, len(ids)):
-            compute(memory, lease, ids, at, end)
-            memory.commit(lease, end)
-            if end in lease.checkpoints:
-                memory.checkpoint(lease, end)
-            at = end
-        return lease.hit_tokens, lease.hit.miss
 
 
 def pushed_out(memory: Memory) -> list[int]:
