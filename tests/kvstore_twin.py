@@ -9,6 +9,7 @@ import numpy as np
 
 from forebay.kvstore.layout import Layout, make_layout
 from forebay.kvstore.memory import Memory
+from forebay.kvstore.moves import Tier
 from forebay.kvstore.store import Lease
 
 BLOCK = 4
@@ -95,3 +96,13 @@ def serve(memory: Memory, ids: list[int]) -> tuple[int, str | None]:
                 memory.checkpoint(lease, end)
             at = end
         return lease.hit_tokens, lease.hit.miss
+
+
+def pushed_out(memory: Memory, tier: Tier) -> list[int]:
+    """A prompt that lies in that tier only, in a device that holds one."""
+    ids = list(range(30))
+    serve(memory, ids)
+    serve(memory, [9] * 40)
+    found = memory.store.lookup(memory.store.chain(ids), 30)
+    assert (found.tier_tokens, found.state_tier) == ({tier: 28}, tier)
+    return ids

@@ -10,7 +10,7 @@ import pytest
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.memory import Memory, make_memory
 from forebay.kvstore.store import Lease
-from tests.kvstore_twin import OWNER, open_lease, serve, tiny_layout
+from tests.kvstore_twin import OWNER, open_lease, pushed_out, serve, tiny_layout
 
 LAYOUT = tiny_layout()
 
@@ -33,18 +33,8 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
     memory.close()
 
 
-def pushed_out(memory: Memory) -> list[int]:
-    """A prompt that lies in the host tier only."""
-    ids = list(range(30))
-    serve(memory, ids)
-    serve(memory, [9] * 40)
-    found = memory.store.lookup(memory.store.chain(ids), 30)
-    assert (found.tier_tokens, found.state_tier) == ({"host": 28}, "host")
-    return ids
-
-
 def test_a_hit_in_the_host_comes_back(memory: Memory) -> None:
-    ids = pushed_out(memory)
+    ids = pushed_out(memory, "host")
     assert serve(memory, [*ids, 1]) == (28, None)
     stats = memory.store.stats()
     assert stats.hit_tokens == {"host": 28}
@@ -97,7 +87,7 @@ def test_what_leaves_the_device_does_not_leave_the_host_at_once(tmp_path: Path) 
 
 
 def test_restored_rows_are_shared_again(memory: Memory) -> None:
-    ids = pushed_out(memory)
+    ids = pushed_out(memory, "host")
     with open_lease(memory, [*ids, 1]) as lease:
         assert lease.hit_tokens == 28
         found = memory.store.lookup(memory.store.chain(ids), 30)
@@ -109,7 +99,7 @@ def test_every_flipped_byte_is_a_miss_and_never_wrong_bytes(tmp_path: Path) -> N
     """One bit anywhere in the host tier: in what was saved, it is found in time; in padding, it is harmless."""
     for page, at in itertools.product(range(14), range(0, 96, 13)):
         memory = make_memory(LAYOUT, config(tmp_path), "twin")
-        ids = pushed_out(memory)
+        ids = pushed_out(memory, "host")
         assert memory.host is not None
         saved = at < memory.host._lengths[page]
         memory.host.bytes[page, at] ^= 16
@@ -119,7 +109,7 @@ def test_every_flipped_byte_is_a_miss_and_never_wrong_bytes(tmp_path: Path) -> N
 
 
 def test_a_wrong_state_takes_its_siblings_along(memory: Memory) -> None:
-    ids = pushed_out(memory)
+    ids = pushed_out(memory, "host")
     tiers = memory.store._tiers
     chain = memory.store.chain(ids)
     page = tiers.host.checkpoints[chain.keys[6]].pages[-1]
@@ -132,7 +122,7 @@ def test_a_wrong_state_takes_its_siblings_along(memory: Memory) -> None:
 
 
 def test_wrong_rows_cut_the_hit_and_spare_the_rest(memory: Memory) -> None:
-    ids = pushed_out(memory)
+    ids = pushed_out(memory, "host")
     chain = memory.store.chain(ids)
     span = memory.store._tiers.host.span("latent", chain.keys[5])
     assert span is not None

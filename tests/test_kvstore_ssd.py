@@ -12,7 +12,7 @@ import pytest
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.log_folder import LogBusy, LogFolder, file_of, numbers
 from forebay.kvstore.memory import Memory, make_memory
-from tests.kvstore_twin import OWNER, open_lease, serve, tiny_layout
+from tests.kvstore_twin import OWNER, open_lease, pushed_out, serve, tiny_layout
 
 LAYOUT = tiny_layout()
 
@@ -40,16 +40,6 @@ def memory_of(config: StoreConfig, fingerprint: str = "twin") -> Iterator[Memory
         memory.close()
 
 
-def pushed_out(memory: Memory) -> list[int]:
-    """A prompt that lies on the SSD only."""
-    ids = list(range(30))
-    serve(memory, ids)
-    serve(memory, [9] * 40)
-    found = memory.store.lookup(memory.store.chain(ids), 30)
-    assert (found.tier_tokens, found.state_tier) == ({"ssd": 28}, "ssd")
-    return ids
-
-
 def flush(memory: Memory) -> None:
     assert memory.ssd is not None
     assert memory.ssd.log.flush(30)
@@ -57,7 +47,7 @@ def flush(memory: Memory) -> None:
 
 def test_a_hit_on_the_ssd_comes_back(tmp_path: Path) -> None:
     with memory_of(config(tmp_path)) as memory:
-        ids = pushed_out(memory)
+        ids = pushed_out(memory, "ssd")
         flush(memory)
         assert serve(memory, [*ids, 1]) == (28, None)
         stats = memory.store.stats()
@@ -69,14 +59,14 @@ def test_what_is_still_on_its_way_down_is_a_hit_too(tmp_path: Path) -> None:
     with memory_of(config(tmp_path)) as memory:
         assert memory.ssd is not None
         memory.ssd.log._writer._write = lambda group: __import__("time").sleep(0.5)  # type: ignore[method-assign]
-        ids = pushed_out(memory)
+        ids = pushed_out(memory, "ssd")
         assert serve(memory, [*ids, 1]) == (28, None)
 
 
 def test_it_is_hit_after_a_restart(tmp_path: Path) -> None:
     written = config(tmp_path, ssd_write="write_through")
     with memory_of(written) as memory:
-        ids = pushed_out(memory)
+        ids = pushed_out(memory, "ssd")
     for turn in range(3):
         with memory_of(written) as memory:
             assert memory.store.stats().ssd_events == {}
@@ -310,7 +300,7 @@ def test_a_full_queue_skips_and_counts(tmp_path: Path) -> None:
 def test_a_disk_that_fails_turns_the_tier_off_and_serving_goes_on(tmp_path: Path) -> None:
     with memory_of(config(tmp_path)) as memory:
         assert memory.ssd is not None
-        ids = pushed_out(memory)
+        ids = pushed_out(memory, "ssd")
         flush(memory)
 
         def broken(group: object) -> None:
