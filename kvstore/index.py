@@ -99,6 +99,10 @@ class TierIndex:
             self._withdraw(unit)
         self._free(unit, cached=False)
 
+    def enter(self, unit: Span | Checkpoint, keys: list[bytes]) -> bool:
+        """`enter_span` or `enter_checkpoint`."""
+        return self.enter_span(unit, keys) if isinstance(unit, Span) else self.enter_checkpoint(unit)
+
     def enter_span(self, span: Span, keys: list[bytes]) -> bool:
         """Make the run `keys` of a pinned span matchable, its bytes being there. False: it all lies elsewhere too."""
         assert span.pins > 0

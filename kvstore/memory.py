@@ -1,9 +1,18 @@
 """A store and the bytes it accounts for: every call carries out its moves before it returns.
 
+memory.lookup -> Hit                what others stored meanwhile included
 memory.open -> Lease | Refusal      the hit's rows and state are in the lease's pages, verified
-memory.begin -> Opening             the same, without waiting for the SSD
+memory.begin -> Opening             the same, without waiting for slow tiers
 memory.commit, checkpoint, grow     as the lease's own calls
+
+A tier whose bytes this process does not own alone is a view: its pages in the store are numbers, and stand for what
+lies there. Before a look-up the view adopts what others stored; what is gone is lost at `settle`, or is a restore that
+finds wrong bytes. So a view that is behind costs a miss, never a wrong byte.
 """
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -17,22 +26,23 @@ from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.log_folder import LogError
 from forebay.kvstore.moves import Move, Tier
 from forebay.kvstore.opening import Opening, Restoring
-from forebay.kvstore.ssd import SsdPool, model_mark
+from forebay.kvstore.ssd import Adopt, SsdPool, model_mark
 from forebay.kvstore.ssd_slots import open_log
-from forebay.kvstore.store import Store
+from forebay.kvstore.store import Hit, Store
 
 
-class Nothing:
-    """A restore without anything to read."""
+class View(Protocol):
+    """The bytes of a tier that outlives this process or that others write too."""
 
-    def __init__(self) -> None:
-        self.wrong: list[int] = []
+    @property
+    def tier(self) -> Tier: ...
+    def discover(self, chain: Chain, adopt: Adopt) -> None:
+        """Adopt what others stored, as far as it concerns the chain at least; note the pages it is given."""
+        ...
 
-    def advance(self) -> bool:
-        return True
-
-    def wait(self, timeout_s: float | None) -> None:
-        return
+    def take_lost(self) -> list[int]:
+        """Pages whose bytes will not or no longer be there, since the last call."""
+        ...
 
 
 class Memory:
@@ -42,7 +52,13 @@ class Memory:
         self.host = host
         self.ssd = ssd
         self.ssd_failure: str | None = None
-        self._lost: list[int] = []
+        self.views: list[View] = [ssd] if ssd is not None else []
+        self._lost: dict[Tier, list[int]] = defaultdict(list)
+
+    def lookup(self, chain: Chain, n_prompt: int) -> Hit:
+        """The hit that `open` would restore now. Nothing is pinned or renewed."""
+        self.discover(chain)
+        return self.store.lookup(chain, n_prompt)
 
     def open(self, holder: Holder, chain: Chain | None, *, n_prompt: int, capacity_tokens: int) -> Lease | Refusal:
         """As `Store.open`. Wrong bytes in a lower tier are dropped, and the rest of the hit is taken instead."""
@@ -53,12 +69,20 @@ class Memory:
 
     def begin(self, holder: Holder, chain: Chain | None, *, n_prompt: int, capacity_tokens: int) -> Opening:
         """As `open`; its answer may come later, and whoever drops it before must close it."""
+        if chain is not None:
+            self.discover(chain)
         return Opening(
             self,
             lambda reuse: self.store.open(
                 holder, chain, n_prompt=n_prompt, capacity_tokens=capacity_tokens, reuse=reuse
             ),
         )
+
+    def discover(self, chain: Chain) -> None:
+        """Let the store know what others stored and what is gone: of this prompt at least."""
+        self.settle()
+        for view in self.views:
+            view.discover(chain, self.store.adopt)
 
     def commit(self, lease: Lease, upto_tokens: int) -> None:
         """The rows of all tokens below `upto_tokens` are in the pages: their whole blocks become matchable."""
@@ -85,31 +109,31 @@ class Memory:
             self.host.close()
 
     def carry_out(self, moves: list[Move]) -> tuple[Tier, list[int]] | None:
-        """All but the reads from the SSD, in order, up to the first that finds wrong bytes: which pages hold them."""
+        """All but the slow reads, in order, up to the first that finds wrong bytes: which pages hold them."""
         for move in moves:
             wrong = self._carry_out_one(move) if move.source != "ssd" else []
             if wrong:
                 return "host", wrong
         return None
 
-    def restore(self, moves: list[Move]) -> Restoring:
-        """Start the reads from the SSD."""
+    def restore(self, moves: list[Move]) -> Sequence[Restoring]:
+        """Start the slow reads, one for each tier."""
         up = [move for move in moves if move.source == "ssd"]
         if not up:
-            return Nothing()
+            return []
         assert self.ssd is not None, "only what was saved is restored"
-        return self.ssd.restore(self.pool, up)
+        return [self.ssd.restore(self.pool, up)]
 
     def drop_corrupt(self, tier: Tier, pages: list[int]) -> None:
         self.store.drop_corrupt(tier, pages)
 
     def settle(self) -> None:
-        """Let the store know what the SSD gave up since the last call, or that it failed."""
+        """Let the store know what lower tiers gave up since the last call, or that one failed."""
+        for view in self.views:
+            lost = self._lost[view.tier] + view.take_lost()
+            self._lost[view.tier] = self.store.lose(view.tier, lost) if lost else []
         if self.ssd is None:
             return
-        self._lost += self.ssd.take_lost()
-        if self._lost:
-            self._lost = self.store.lose("ssd", self._lost)
         log = self.ssd.log
         if log.failure is not None and self.ssd_failure is None:
             self.fail_ssd(log.failure)
@@ -144,14 +168,17 @@ class Memory:
     def _save_to_ssd(self, move: Move) -> None:
         assert self.ssd is not None, "moves to the SSD need it"
         if move.source == "device":
-            self.ssd.save(move, self.pool.gather(move.source_pages, move.n_bytes), self.store.pinned_on_ssd)
+            self.ssd.save(move, self.pool.gather(move.source_pages, move.n_bytes), self._pinned_on_ssd)
             return
         assert self.host is not None
         data = self.host.read(move)
         if data is None:  # wrong bytes would get a right checksum
             self.ssd.lose(move)
         else:
-            self.ssd.save(move, data, self.store.pinned_on_ssd)
+            self.ssd.save(move, data, self._pinned_on_ssd)
+
+    def _pinned_on_ssd(self) -> list[int]:
+        return self.store.pinned("ssd")
 
 
 def make_memory(layout: Layout, config: StoreConfig, fingerprint: str, device: torch.device | str = "cpu") -> Memory:

@@ -17,7 +17,7 @@ Pages = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """What a unit is, for a tier that outlives the process.
+    """What a unit is, for a tier that others read too or that outlives the process.
 
     A span: its group, its run of block keys, the key of the block before the run, the run's tokens. A checkpoint: its
     one key, the key of the checkpoint before it, and the tokens of both.
@@ -34,8 +34,8 @@ class Label:
 class Move:
     """Copy the first `n_bytes` of each page of `source_pages` to the page of `target_pages` at the same place.
 
-    `source` None writes zeros instead, and `source_pages` is empty. Both arrays are int32 [n]. A move to the SSD is of
-    one unit, and has its `label`.
+    `source` None writes zeros instead, and `source_pages` is empty. Both arrays are int32 [n]. A move to a lower tier
+    is of one unit, and has its `label`.
     """
 
     source: Tier | None

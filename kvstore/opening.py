@@ -1,6 +1,6 @@
-"""A request on its way in: its pages are leased, and what lies on the SSD is being read into them."""
+"""A request on its way in: its pages are leased, and what lies in slow tiers is being read into them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from forebay.kvstore.lease import Lease, Refusal
@@ -13,17 +13,24 @@ RESTORES_MAX = 8
 class Restoring(Protocol):
     """Bytes come up from a slow tier in the background. `wrong`: pages there whose bytes are not what was saved."""
 
-    wrong: list[int]
+    @property
+    def tier(self) -> Tier: ...
+    @property
+    def wrong(self) -> list[int]: ...
+    def advance(self) -> bool:
+        """Go on. True once nothing more comes, and so it stays."""
+        ...
 
-    def advance(self) -> bool: ...
-    def wait(self, timeout_s: float | None) -> None: ...
+    def wait(self, timeout_s: float | None) -> None:
+        """Until `advance` has something to do."""
+        ...
 
 
 class Bytes(Protocol):
     """What carries out moves: `memory.Memory`."""
 
     def carry_out(self, moves: list[Move]) -> tuple[Tier, list[int]] | None: ...
-    def restore(self, moves: list[Move]) -> Restoring: ...
+    def restore(self, moves: list[Move]) -> Sequence[Restoring]: ...
     def drop_corrupt(self, tier: Tier, pages: list[int]) -> None: ...
     def settle(self) -> None: ...
 
@@ -37,7 +44,7 @@ class Opening:
         self._open_lease = open_lease
         self._tries = 0
         self._lease: Lease | None = None
-        self._restoring: Restoring | None = None
+        self._restoring: Sequence[Restoring] = ()
         self._answer: Lease | Refusal | None = None
         self._start()
 
@@ -45,12 +52,12 @@ class Opening:
         """The lease, with the hit's rows and state in its pages; why there is none; or None while bytes come up."""
         while self._answer is None:
             assert self._lease is not None
-            assert self._restoring is not None
-            if self._lease.closed or not self._restoring.advance():
+            if self._lease.closed or self._coming():
                 return None
-            if self._restoring.wrong:
+            if wrong := [each for each in self._restoring if each.wrong]:
                 self._lease.close()
-                self._memory.drop_corrupt("ssd", self._restoring.wrong)
+                for each in wrong:
+                    self._memory.drop_corrupt(each.tier, each.wrong)
                 self._start()
             else:
                 self._lease.ready()
@@ -60,16 +67,21 @@ class Opening:
 
     def wait(self, timeout_s: float | None) -> None:
         """Until `poll` has something to do, or the time is over."""
-        if self._answer is None and self._restoring is not None:
-            self._restoring.wait(timeout_s)
+        live = self._answer is None and self._lease is not None and not self._lease.closed
+        if live and (coming := self._coming()):
+            coming[0].wait(timeout_s)
 
     def close(self) -> None:
         """Give it up, or the lease that came of it. What is still read is thrown away."""
         if self._lease is not None:
             self._lease.close()
 
+    def _coming(self) -> list[Restoring]:
+        """Those of which more is to come; all go on."""
+        return [each for each in self._restoring if not each.advance()]
+
     def _start(self) -> None:
-        """Lease, and carry out all but the reads from the SSD, which go into pages that nobody else knows."""
+        """Lease, and carry out all but the slow reads, which go into pages that nobody else knows."""
         while self._answer is None:
             lease = self._open_lease(self._tries < RESTORES_MAX)
             self._tries += 1

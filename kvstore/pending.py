@@ -55,10 +55,7 @@ class Pending:
     def complete(self) -> None:
         """Every move was carried out."""
         for arrival in self._arrivals:
-            if isinstance(arrival.unit, Span):
-                arrival.tier.enter_span(arrival.unit, arrival.keys)
-            else:
-                arrival.tier.enter_checkpoint(arrival.unit)
+            arrival.tier.enter(arrival.unit, arrival.keys)
         self.abandon()
 
     def abandon(self) -> None:

@@ -12,12 +12,16 @@ from hashlib import blake2b
 
 import numpy as np
 
+from forebay.kvstore.chain import Chain
 from forebay.kvstore.device import DevicePool
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.log_folder import Bytes, Found, Place
 from forebay.kvstore.lookup import STATES
-from forebay.kvstore.moves import Label, Move, Pages
+from forebay.kvstore.moves import Label, Move, Pages, Tier
 from forebay.kvstore.segment_log import Part, SegmentLog
+
+Adopt = Callable[[Tier, Label], Pages | None]
+"""`Store.adopt`."""
 
 AHEAD_BYTES = 256 << 20
 """How much of one restore is read before the device has taken it."""
@@ -33,6 +37,8 @@ class _Row:
 class SsdPool:
     """`save` and `restore` carry out moves. `lost`: pages whose bytes will not or no longer be there; taken by
     `take_lost`."""
+
+    tier: Tier = "ssd"
 
     def __init__(self, log: SegmentLog, layout: Layout) -> None:
         self.log = log
@@ -71,14 +77,17 @@ class SsdPool:
         lost, self._lost = self._lost, []
         return lost
 
-    def recover(self, fingerprint: bytes, adopt: Callable[[Label], Pages | None]) -> None:
+    def discover(self, chain: Chain, adopt: Adopt) -> None:
+        """Nobody else writes here."""
+
+    def recover(self, fingerprint: bytes, adopt: Adopt) -> None:
         """Enter what an earlier process left, oldest first. `adopt` gives it pages, or None where it is not wanted."""
         checkpoints: dict[bytes, dict[int, Found]] = defaultdict(dict)
         for found in self.log.found:
             record = found.record
             if record.fingerprint != fingerprint:
                 continue
-            if self._is_span(found) and (pages := adopt(record.label)) is not None:
+            if self._is_span(found) and (pages := adopt("ssd", record.label)) is not None:
                 self._note(found.place, pages)
             elif self._is_state(found):
                 checkpoints[record.label.keys[0]][record.part] = found
@@ -86,7 +95,7 @@ class SsdPool:
             whole = [parts[number] for number in sorted(parts)]
             if len(whole) < len(self._layout.states):
                 continue  # all or none
-            if (pages := adopt(replace(whole[0].record.label, group=STATES))) is not None:
+            if (pages := adopt("ssd", replace(whole[0].record.label, group=STATES))) is not None:
                 first = 0
                 for found in whole:
                     self._note(found.place, pages[first : first + found.record.rows])
@@ -171,6 +180,8 @@ class _Reading:
 
 class Restore:
     """The reads of one request. `advance` until it is True; then all has arrived, or `wrong` pages could not."""
+
+    tier: Tier = "ssd"
 
     def __init__(self, log: SegmentLog, device: DevicePool, readings: list[_Reading]) -> None:
         self.wrong: list[int] = []

@@ -71,10 +71,10 @@ class Store:
             lease.close()
         return len(owned)
 
-    def adopt(self, label: Label) -> Pages | None:
-        """A unit that an earlier process left on the SSD: it matches from now on, on these pages of that tier. None
+    def adopt(self, tier: Tier, label: Label) -> Pages | None:
+        """A unit that another process left in a lower tier: it matches from now on, on these pages of that tier. None
         where a longer run or the same checkpoint is there, or all pages are pinned. The oldest makes room."""
-        return self._tiers.adopt(label)
+        return self._tiers.adopt(tier, label)
 
     def lose(self, tier: Tier, pages: Sequence[int]) -> list[int]:
         """What lies in these pages is given up by what holds the bytes. Returns those of units that do not match yet:
@@ -94,9 +94,9 @@ class Store:
         self._tiers.totals.ssd_events["failed"] += 1
         self._tiers.turn_off_ssd()
 
-    def pinned_on_ssd(self) -> list[int]:
+    def pinned(self, tier: Tier) -> list[int]:
         """Pages there that are being read or written for a lease."""
-        return [page for unit in self._tiers.ssd.units if unit.pins for page in unit.pages.tolist()]
+        return [page for unit in self._tiers.of(tier).units if unit.pins for page in unit.pages.tolist()]
 
     def note_ssd(self, events: Mapping[SsdEvent, int], *, held_bytes: int, queued_bytes: int) -> None:
         """What the log on the SSD has counted since its start, and how much it holds."""

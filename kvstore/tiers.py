@@ -91,7 +91,7 @@ class Tiers:
             return False
         if self._on_ssd(unit) is not None:
             return True
-        if not self._ssd_room(len(unit.pages)):
+        if not self._view_room(self.ssd, len(unit.pages)):
             return False
         label = self._label(unit)
         copy = self.ssd.add(self._unit(self.ssd, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
@@ -108,22 +108,20 @@ class Tiers:
         room.arrivals.append(Arrival(tier=self.ssd, unit=copy, keys=_keys(unit)))
         return True
 
-    def adopt(self, label: Label) -> Pages | None:
-        """Enter a unit whose bytes lie on the SSD already; its pages there, or None where it is not kept."""
+    def adopt(self, name: Tier, label: Label) -> Pages | None:
+        """Enter a unit whose bytes lie in a lower tier already; its pages there, or None where it is not kept."""
+        tier = self.of(name)
         if label.group == STATES:
             n_pages = self.layout.state_pages
             if label.before is not None and self.lookup.checkpoint(label.before) is None:
                 label = replace(label, before=None, start_tokens=0)
         else:
             n_pages = next(len(group.layers) for group in self.layout.paged if group.name == label.group)
-        if not self._ssd_room(n_pages):
+        if not self._view_room(tier, n_pages):
             return None
-        unit = self.ssd.add(self._unit(self.ssd, label, n_pages))
-        if isinstance(unit, Span):
-            entered = self.ssd.enter_span(unit, list(label.keys))
-        else:
-            entered = self.ssd.enter_checkpoint(unit)
-        self.ssd.unpin(unit)
+        unit = tier.add(self._unit(tier, label, n_pages))
+        entered = tier.enter(unit, list(label.keys))
+        tier.unpin(unit)
         return unit.pages if entered else None
 
     def turn_off_ssd(self) -> None:
@@ -193,29 +191,36 @@ class Tiers:
     def _on_ssd(self, unit: Unit) -> Unit | None:
         return _copy_in(self.ssd, unit)
 
-    def _ssd_room(self, n_pages: int) -> bool:
-        """Forget units on the SSD, the longest unused first, until `n_pages` are free."""
-        missing = n_pages - self.ssd.pool.free
+    def _view_room(self, tier: TierIndex, n_pages: int) -> bool:
+        """Forget units of a tier whose pages are numbers only, the longest unused first, until `n_pages` are free."""
+        missing = n_pages - tier.pool.free
         if missing <= 0:
             return True
-        if missing > self.ssd.pool.cached:
+        if missing > tier.pool.cached:
             return False
-        missing += self.ssd.pool.total // SPARE_SHARE
-        for unit in sorted(self.ssd.evictable(), key=lambda unit: unit.tick):
+        missing += tier.pool.total // SPARE_SHARE
+        for unit in sorted(tier.evictable(), key=lambda unit: unit.tick):
             if missing <= 0:
                 break
             missing -= len(unit.pages)
-            self.drop(self.ssd, unit, "evicted", "dropped")
+            self.drop(tier, unit, "evicted", "dropped")
         return True
 
     def _save(self, unit: Span | Checkpoint, value: float, room: Room, victims: "_HostVictims") -> bool:
         """Add the copy of a device unit to `room`. False where the host holds only what is worth as much."""
         if value <= 0 or not victims.make_room(len(unit.pages), value, room):
             return False
-        copy = self.host.add(self._unit(self.host, self._label(unit), len(unit.pages), tick=unit.tick, uses=unit.uses))
-        n_bytes = self._n_bytes(unit)
+        label = self._label(unit)
+        copy = self.host.add(self._unit(self.host, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
         room.moves.append(
-            Move(source="device", source_pages=unit.pages, target="host", target_pages=copy.pages, n_bytes=n_bytes)
+            Move(
+                source="device",
+                source_pages=unit.pages,
+                target="host",
+                target_pages=copy.pages,
+                n_bytes=self._n_bytes(unit),
+                label=label,
+            )
         )
         room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=_keys(unit)))
         return True

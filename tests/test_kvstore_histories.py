@@ -142,10 +142,11 @@ class Histories(RuleBasedStateMachine):
             return
         wrong = self.memory.carry_out(request.lease.moves)
         restoring = self.memory.restore(request.lease.moves if wrong is None else [])
-        while not restoring.advance():
-            restoring.wait(10)
-        if restoring.wrong:
-            wrong = "ssd", restoring.wrong
+        for each in restoring:
+            while not each.advance():
+                each.wait(10)
+            if each.wrong:
+                wrong = each.tier, each.wrong
         if wrong is not None:
             self.memory.store.drop_corrupt(*wrong)
             self.finish(request)

@@ -104,7 +104,7 @@ class PrefillWorker:
             arrival=self._arrivals,
             submitted_s=now,
             looked_up=self._totals["steps"],
-            at=self.memory.store.lookup(chain, job.n_prompt).tokens,
+            at=self.memory.lookup(chain, job.n_prompt).tokens,
         )
         return None
 
@@ -210,7 +210,7 @@ class PrefillWorker:
         """What others committed meanwhile may be a hit now. A few prompts a step, those not looked up for longest."""
         queued = (prompt for prompt in self._prompts.values() if prompt.lease is None and prompt.opening is None)
         for prompt in nsmallest(LOOKUPS_A_STEP, queued, key=lambda prompt: prompt.looked_up):
-            prompt.at = self.memory.store.lookup(prompt.chain, prompt.job.n_prompt).tokens
+            prompt.at = self.memory.lookup(prompt.chain, prompt.job.n_prompt).tokens
             prompt.looked_up = self._totals["steps"]
 
     def _admit(self, prompt: Prompt) -> Refusal | None:
