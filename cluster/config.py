@@ -114,15 +114,16 @@ KINDS: tuple[Kind, ...] = ("prefill", "decode")
 
 
 def _pool_bytes(store: StoreConfig) -> int:
-    queue_bytes = store.ssd_queue_bytes if store.ssd_path is not None else 0
-    return store.device_bytes + store.host_bytes + store.handoff_bytes + queue_bytes
+    ssd_bytes = store.ssd_queue_bytes if store.ssd_path is not None else 0
+    pool_bytes = store.pool_segment_bytes + 2 * store.pool_queue_bytes if store.pool is not None else 0
+    return store.device_bytes + store.host_bytes + store.handoff_bytes + ssd_bytes + pool_bytes
 
 
 def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConfig:
     """`memory` is the node's arena folder. A decode worker has no prefix cache, so neither lower tier nor arena."""
     store: dict[str, Any] = {**STORE_DEFAULTS, **config.store}
     if kind == "decode":
-        store |= {**dict.fromkeys(PREFILL_ONLY, 0), "ssd_path": None}
+        store |= {**dict.fromkeys(PREFILL_ONLY, 0), "ssd_path": None, "pool": None}
     made = StoreConfig(run_dir=memory, **store)
     assert made.ssd_path is None or Path(made.ssd_path).is_absolute(), "[store] ssd_path: not an absolute path"
     return WorkerConfig(model=config.model, store=made, **config.workers)

@@ -11,7 +11,7 @@ from forebay.cluster.registry import Entry
 from forebay.kvstore.moves import Tier
 from forebay.ops.metrics import Sample
 
-TIER_LABELS: dict[Tier, str] = {"device": "hbm", "host": "dram", "ssd": "ssd"}
+TIER_LABELS: dict[Tier, str] = {"device": "hbm", "host": "dram", "ssd": "ssd", "pool": "pool"}
 
 
 def samples(ingress: Ingress) -> Iterator[Sample]:
@@ -83,5 +83,8 @@ def _store_samples(store: Any, labels: Mapping[str, str]) -> Iterator[Sample]:
     yield _sample("ssd_bytes", {**labels, "state": "queued"}, store.ssd_queued_bytes)
     for reason, number in store.ssd_events.items():
         yield _sample("ssd_events_total", {**labels, "reason": reason}, number)
+    yield _sample("pool_queued_bytes", labels, store.pool_queued_bytes)
+    for reason, number in store.pool_events.items():
+        yield _sample("pool_events_total", {**labels, "reason": reason}, number)
     for (name, cause), number in store.evicted_pages.items():
         yield _sample("evictions_total", {**labels, "tier": TIER_LABELS[name], "cause": cause}, number)

@@ -4,9 +4,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from forebay.kvstore.policy import DEFAULT_CHECKPOINTS, PrefillCost, parse
+from forebay.kvstore.pool_address import PEER_TO_PEER, check_metadata
+from forebay.kvstore.pool_address import parse as parse_address
 
 WritePolicy = Literal["write_back", "write_through"]
 SsdWritePolicy = Literal["write_back", "write_through", "selective"]
+PoolWritePolicy = Literal["write_through", "selective"]
+
+_POSITIVE = ("device_bytes", "remembered_keys", "prefill_token_s", "ssd_uses", "ssd_queue_bytes")
+_POOL_POSITIVE = ("pool_uses", "pool_copies", "pool_queue_bytes", "pool_known_pages", "pool_ask_s", "pool_read_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,50 @@ class StoreConfig:
     """What may wait to be written, or what the largest checkpoint takes if that is more: what comes when it is full
     is skipped."""
 
+    pool: str | None = None
+    """The cluster-wide tier below all others, a Mooncake Store: `mooncake://HOST:PORT` is its master, `mooncake` one
+    that this endpoint starts for itself. None: no such tier. It needs the extra `mooncake`."""
+
+    pool_write: PoolWritePolicy = "write_through"
+    """When pages go there: as soon as a page is full or a checkpoint is kept, or with the `pool_uses`-th request that
+    uses them."""
+
+    pool_uses: int = 2
+    pool_segment_bytes: int = 1 << 28
+    """Memory that each worker gives to the pool; 0: it only uses what others give."""
+
+    pool_copies: int = 1
+    """Of each object, on different workers where there are as many: with 2 one may die and nothing is lost."""
+
+    pool_pin_s: float = 600.0
+    """How long what is written for a live request is the last to be evicted. 0: no longer than anything else."""
+
+    pool_queue_bytes: int = 1 << 26
+    """What may wait to be sent, or two of the largest objects if that is more; as much again takes what is fetched.
+    What comes when it is full is skipped."""
+
+    pool_known_pages: int = 1 << 16
+    """How many pages of the pool one worker knows of at a time."""
+
+    pool_ask_s: float = 0.05
+    """How long a prompt waits at most to hear what the pool has of it."""
+
+    pool_read_s: float = 5.0
+    """How long one part of a restore may take before the prompt does without."""
+
+    pool_ssd_path: str | None = None
+    """Folder on each node where Mooncake keeps what its memory has no room for. None: memory only."""
+
+    pool_metadata: str = PEER_TO_PEER
+    """Mooncake's metadata server; with P2PHANDSHAKE none is needed."""
+
+    pool_host: str = "127.0.0.1"
+    """This node, as the other ones reach it."""
+
+    pool_protocol: Literal["tcp", "rdma"] = "tcp"
+    pool_devices: str = ""
+    """Names of the RDMA devices, with commas; empty: Mooncake chooses."""
+
     prefill_token_s: float = 1e-4
     prefill_pair_s: float = 1e-10
     """What prefill costs a token, and a pair of tokens: how the eviction weighs long prefixes against short ones."""
@@ -55,12 +105,22 @@ class StoreConfig:
             raise ValueError(f"ssd_write: {self.ssd_write!r} is none of {', '.join(get_args(SsdWritePolicy))}")
         if (self.ssd_path is None) != (self.ssd_bytes == 0):
             raise ValueError("ssd_path, ssd_bytes: the SSD tier takes both, or neither")
-        for name in ("device_bytes", "remembered_keys", "prefill_token_s", "ssd_uses", "ssd_queue_bytes"):
+        if self.pool is not None:
+            self._check_pool(self.pool)
+        for name in (*_POSITIVE, *_POOL_POSITIVE):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: must be more than 0")
-        for name in ("host_bytes", "handoff_bytes", "ssd_bytes", "prefill_pair_s"):
+        for name in ("host_bytes", "handoff_bytes", "ssd_bytes", "prefill_pair_s", "pool_segment_bytes", "pool_pin_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must not be less than 0")
+
+    def _check_pool(self, pool: str) -> None:
+        parse_address(pool)
+        check_metadata(self.pool_metadata)
+        if self.pool_write not in get_args(PoolWritePolicy):
+            raise ValueError(f"pool_write: {self.pool_write!r} is none of {', '.join(get_args(PoolWritePolicy))}")
+        if self.pool_protocol not in ("tcp", "rdma"):
+            raise ValueError(f"pool_protocol: tcp or rdma, not {self.pool_protocol!r}")
 
     @property
     def cost(self) -> PrefillCost:

@@ -12,8 +12,11 @@ finds wrong bytes. So a view that is behind costs a miss, never a wrong byte.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from forebay.kvstore.arena import Arena
@@ -26,9 +29,18 @@ from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.log_folder import LogError
 from forebay.kvstore.moves import Move, Tier
 from forebay.kvstore.opening import Opening, Restoring
+from forebay.kvstore.pool_address import parse as parse_address
+from forebay.kvstore.pool_client import MooncakeClient, load
+from forebay.kvstore.pool_tier import PoolTier
 from forebay.kvstore.ssd import Adopt, SsdPool, model_mark
 from forebay.kvstore.ssd_slots import open_log
 from forebay.kvstore.store import Hit, Store
+
+Bytes = npt.NDArray[np.uint8]
+SLOW: tuple[Tier, ...] = ("ssd", "pool")
+"""Tiers that are read in the background."""
+
+WAIT_S = 0.1
 
 
 class View(Protocol):
@@ -46,13 +58,22 @@ class View(Protocol):
 
 
 class Memory:
-    def __init__(self, store: Store, pool: DevicePool, host: HostPool | None, ssd: SsdPool | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        pool: DevicePool,
+        host: HostPool | None,
+        ssd: SsdPool | None = None,
+        cluster: PoolTier | None = None,
+    ) -> None:
+        """`pool`: device pages. `cluster`: what all workers of the cluster-wide pool share."""
         self.store = store
         self.pool = pool
         self.host = host
         self.ssd = ssd
+        self.cluster = cluster
         self.ssd_failure: str | None = None
-        self.views: list[View] = [ssd] if ssd is not None else []
+        self.views: list[View] = [view for view in (ssd, cluster) if view is not None]
         self._lost: dict[Tier, list[int]] = defaultdict(list)
 
     def lookup(self, chain: Chain, n_prompt: int) -> Hit:
@@ -62,6 +83,10 @@ class Memory:
 
     def open(self, holder: Holder, chain: Chain | None, *, n_prompt: int, capacity_tokens: int) -> Lease | Refusal:
         """As `Store.open`. Wrong bytes in a lower tier are dropped, and the rest of the hit is taken instead."""
+        if chain is not None:
+            self.discover(chain)
+            while self.waits(chain):
+                self.wait(WAIT_S)
         opening = self.begin(holder, chain, n_prompt=n_prompt, capacity_tokens=capacity_tokens)
         while (answer := opening.poll()) is None:
             opening.wait(None)
@@ -102,7 +127,9 @@ class Memory:
         return refusal
 
     def close(self) -> None:
-        """Remove the host tier's file; write what waits for the SSD."""
+        """Remove the host tier's file; write what waits for the SSD; leave the pool."""
+        if self.cluster is not None:
+            self.cluster.close()
         if self.ssd is not None:
             self.ssd.close()
         if self.host is not None:
@@ -111,27 +138,43 @@ class Memory:
     def carry_out(self, moves: list[Move]) -> tuple[Tier, list[int]] | None:
         """All but the slow reads, in order, up to the first that finds wrong bytes: which pages hold them."""
         for move in moves:
-            wrong = self._carry_out_one(move) if move.source != "ssd" else []
+            wrong = self._carry_out_one(move) if move.source not in SLOW else []
             if wrong:
                 return "host", wrong
         return None
 
     def restore(self, moves: list[Move]) -> Sequence[Restoring]:
         """Start the slow reads, one for each tier."""
-        up = [move for move in moves if move.source == "ssd"]
-        if not up:
-            return []
-        assert self.ssd is not None, "only what was saved is restored"
-        return [self.ssd.restore(self.pool, up)]
+        started: list[Restoring] = []
+        for below, name in zip((self.ssd, self.cluster), SLOW, strict=True):
+            if up := [move for move in moves if move.source == name]:
+                assert below is not None, "only what was saved is restored"
+                started.append(below.restore(self.pool, up))
+        return started
+
+    def waits(self, chain: Chain) -> bool:
+        """May a prompt that is queued gain by waiting a moment? The pool was asked what it has of it."""
+        return self.cluster is not None and self.cluster.waits_for(chain)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until an answer of the pool came."""
+        if self.cluster is not None:
+            self.cluster.wait(timeout_s)
 
     def drop_corrupt(self, tier: Tier, pages: list[int]) -> None:
         self.store.drop_corrupt(tier, pages)
+
+    def lose(self, tier: Tier, pages: list[int]) -> None:
+        self._lost[tier] += pages
 
     def settle(self) -> None:
         """Let the store know what lower tiers gave up since the last call, or that one failed."""
         for view in self.views:
             lost = self._lost[view.tier] + view.take_lost()
             self._lost[view.tier] = self.store.lose(view.tier, lost) if lost else []
+        if self.cluster is not None:
+            traffic = self.cluster.traffic
+            self.store.note_pool(traffic.events, queued_bytes=traffic.queued_bytes)
         if self.ssd is None:
             return
         log = self.ssd.log
@@ -151,8 +194,8 @@ class Memory:
         self.settle()
 
     def _carry_out_one(self, move: Move) -> list[int]:
-        if move.target == "ssd":
-            self._save_to_ssd(move)
+        if move.target in SLOW:
+            self._save_below(move)
         elif move.source is None:
             self.pool.zero(move)
         elif move.source == move.target:
@@ -165,17 +208,20 @@ class Memory:
                 return self.host.restore(self.pool, move)
         return []
 
-    def _save_to_ssd(self, move: Move) -> None:
-        assert self.ssd is not None, "moves to the SSD need it"
-        if move.source == "device":
-            self.ssd.save(move, self.pool.gather(move.source_pages, move.n_bytes), self._pinned_on_ssd)
-            return
-        assert self.host is not None
-        data = self.host.read(move)
+    def _save_below(self, move: Move) -> None:
+        below = self.ssd if move.target == "ssd" else self.cluster
+        assert below is not None, "moves to a lower tier need it"
+        data = self.pool.gather(move.source_pages, move.n_bytes) if move.source == "device" else self._from_host(move)
         if data is None:  # wrong bytes would get a right checksum
-            self.ssd.lose(move)
+            below.lose(move)
+        elif isinstance(below, SsdPool):
+            below.save(move, data, self._pinned_on_ssd)
         else:
-            self.ssd.save(move, data, self._pinned_on_ssd)
+            below.save(move, data)
+
+    def _from_host(self, move: Move) -> Bytes | None:
+        assert self.host is not None, "moves from the host need its pages"
+        return self.host.read(move)
 
     def _pinned_on_ssd(self) -> list[int]:
         return self.store.pinned("ssd")
@@ -190,15 +236,33 @@ def make_memory(layout: Layout, config: StoreConfig, fingerprint: str, device: t
     host_bytes = config.host_bytes // layout.page_bytes * layout.page_bytes
     host = HostPool(Arena(config.run_dir, "host", host_bytes), layout.page_bytes) if host_bytes else None
     store = Store(layout, config, fingerprint)
-    if config.ssd_path is None:
-        return Memory(store, pool, host)
-    try:
-        ssd = SsdPool(open_log(layout, config, model_mark(fingerprint)), layout)
-    except LogError as error:
-        memory = Memory(store, pool, host)
-        memory.fail_ssd(str(error))
-        return memory
-    ssd.recover(model_mark(fingerprint), store.adopt)
-    memory = Memory(store, pool, host, ssd)
+    ssd, failure = _open_ssd(layout, config, store)
+    memory = Memory(store, pool, host, ssd, _join_pool(layout, config, fingerprint))
+    if failure is not None:
+        memory.fail_ssd(failure)
     memory.settle()
     return memory
+
+
+def _open_ssd(layout: Layout, config: StoreConfig, store: Store) -> tuple[SsdPool | None, str | None]:
+    """The tier, with what an earlier process left there; or why there is none."""
+    if config.ssd_path is None:
+        return None, None
+    mark = model_mark(store.fingerprint)
+    try:
+        ssd = SsdPool(open_log(layout, config, mark), layout)
+    except LogError as error:
+        return None, str(error)
+    ssd.recover(mark, store.adopt)
+    return ssd, None
+
+
+def _join_pool(layout: Layout, config: StoreConfig, fingerprint: str) -> PoolTier | None:
+    """Joined in the background: until then, and while its master is away, all there is a miss. Raises PoolError where
+    Mooncake is not installed."""
+    if config.pool is None:
+        return None
+    address = parse_address(config.pool)
+    assert address is not None, "a master of one's own has an address once it is started"
+    load("mooncake.store")
+    return PoolTier(partial(MooncakeClient, address, config), layout, model_mark(fingerprint), config)

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Tier = Literal["device", "host", "ssd"]
-TIERS: tuple[Tier, ...] = ("device", "host", "ssd")
+Tier = Literal["device", "host", "ssd", "pool"]
+TIERS: tuple[Tier, ...] = ("device", "host", "ssd", "pool")
 Pages = npt.NDArray[np.int32]
 
 

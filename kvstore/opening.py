@@ -11,12 +11,15 @@ RESTORES_MAX = 8
 
 
 class Restoring(Protocol):
-    """Bytes come up from a slow tier in the background. `wrong`: pages there whose bytes are not what was saved."""
+    """Bytes come up from a slow tier in the background. `wrong`: pages there whose bytes are not what was saved;
+    `gone`: those that are not there any more."""
 
     @property
     def tier(self) -> Tier: ...
     @property
     def wrong(self) -> list[int]: ...
+    @property
+    def gone(self) -> list[int]: ...
     def advance(self) -> bool:
         """Go on. True once nothing more comes, and so it stays."""
         ...
@@ -32,11 +35,12 @@ class Bytes(Protocol):
     def carry_out(self, moves: list[Move]) -> tuple[Tier, list[int]] | None: ...
     def restore(self, moves: list[Move]) -> Sequence[Restoring]: ...
     def drop_corrupt(self, tier: Tier, pages: list[int]) -> None: ...
+    def lose(self, tier: Tier, pages: list[int]) -> None: ...
     def settle(self) -> None: ...
 
 
 class Opening:
-    """`poll` until it answers. Wrong bytes on the way are dropped, and the rest of the hit is taken instead."""
+    """`poll` until it answers. What is wrong or gone on the way is dropped, and the rest of the hit taken instead."""
 
     def __init__(self, memory: Bytes, open_lease: Callable[[bool], Lease | Refusal]) -> None:
         """`open_lease(reuse)` leases anew; without `reuse` it looks nothing up."""
@@ -54,10 +58,12 @@ class Opening:
             assert self._lease is not None
             if self._lease.closed or self._coming():
                 return None
-            if wrong := [each for each in self._restoring if each.wrong]:
+            if failed := [each for each in self._restoring if each.wrong or each.gone]:
                 self._lease.close()
-                for each in wrong:
+                for each in failed:
                     self._memory.drop_corrupt(each.tier, each.wrong)
+                    self._memory.lose(each.tier, each.gone)
+                self._memory.settle()
                 self._start()
             else:
                 self._lease.ready()

@@ -185,6 +185,7 @@ class Restore:
 
     def __init__(self, log: SegmentLog, device: DevicePool, readings: list[_Reading]) -> None:
         self.wrong: list[int] = []
+        self.gone: list[int] = []
         self._log = log
         self._device = device
         self._to_read = readings[::-1]

@@ -22,7 +22,7 @@ from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.lookup import Found, Hit, MissReason
 from forebay.kvstore.moves import Label, Pages, Tier
 from forebay.kvstore.tiers import Tiers
-from forebay.kvstore.totals import SsdEvent, StoreStats, TierStats
+from forebay.kvstore.totals import PoolEvent, SsdEvent, StoreStats, TierStats
 
 __all__ = ["Hit", "Holder", "Lease", "MissReason", "Refusal", "Store", "StoreStats"]
 
@@ -34,7 +34,7 @@ class Store:
         self.fingerprint = fingerprint
         self._tiers = Tiers(layout, config, fingerprint)
         self._leases: set[Lease] = set()
-        self._ssd_held_bytes = self._ssd_queued_bytes = 0
+        self._ssd_held_bytes = self._ssd_queued_bytes = self._pool_queued_bytes = 0
 
     def chain(self, ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "") -> Chain:
         """Block keys of a prompt. Different `salt`s (tenants) never share a block."""
@@ -105,6 +105,13 @@ class Store:
         )
         self._ssd_held_bytes, self._ssd_queued_bytes = held_bytes, queued_bytes
 
+    def note_pool(self, events: Mapping[PoolEvent, int], *, queued_bytes: int) -> None:
+        """What the traffic with the pool has counted since its start, and how much is on its way there."""
+        self._tiers.totals.pool_events.update(
+            {name: n - self._tiers.totals.pool_events[name] for name, n in events.items()}
+        )
+        self._pool_queued_bytes = queued_bytes
+
     def drop_corrupt(self, tier: Tier, pages: Sequence[int]) -> None:
         """The bytes of these pages are wrong: what lies in them never matches again, nor do its siblings."""
         wrong = set(pages)
@@ -143,6 +150,8 @@ class Store:
             ssd_events=dict(totals.ssd_events),
             ssd_held_bytes=self._ssd_held_bytes,
             ssd_queued_bytes=self._ssd_queued_bytes,
+            pool_events=dict(totals.pool_events),
+            pool_queued_bytes=self._pool_queued_bytes,
         )
 
     def _start(

@@ -1,4 +1,4 @@
-"""The tiers of one worker: device pages above host pages above the SSD, and the eviction that makes room in them.
+"""The tiers of one worker: device pages above host pages, the SSD and the pool, and the eviction that makes room.
 
 Making room answers with values: the moves that save what is worth saving, and the saved units, which match only after
 the moves were carried out.
@@ -28,7 +28,8 @@ class Tiers:
         self.device = TierIndex("device", layout, config.device_bytes // layout.page_bytes)
         self.host = TierIndex("host", layout, config.host_bytes // layout.page_bytes)
         self.ssd = TierIndex("ssd", layout, config.ssd_bytes // layout.page_bytes)
-        self.order = (self.device, self.host, self.ssd)
+        self.pool = TierIndex("pool", layout, config.pool_known_pages if config.pool is not None else 0)
+        self.order = (self.device, self.host, self.ssd, self.pool)
         self.lost = Lost(config.remembered_keys)
         self.lookup = Lookup(layout, self.order, self.lost, fingerprint)
         self.tick = 0
@@ -64,6 +65,9 @@ class Tiers:
         if self.config.ssd_write == "write_through":
             for unit in units:
                 self.save_to_ssd(unit, self.device, room)
+        if self.config.pool_write == "write_through":
+            for unit in units:
+                self._save_to_pool(unit, self.device, room)
         if self.config.write == "write_through":
             victims = _HostVictims(self)
             for unit in units:
@@ -72,12 +76,16 @@ class Tiers:
         return room
 
     def save_used(self, pins: Iterable[tuple[TierIndex, Unit]]) -> Room:
-        """Copy what requests come back to, and a new one now uses, to the SSD, where the policy is to."""
+        """Copy what requests come back to, and a new one now uses, further down, where the policy is to. What the pool
+        is to have and lost (its master died, or it made room) goes there again."""
         room = Room(moves=[], arrivals=[])
-        if self.config.ssd_write == "selective":
-            for tier, unit in pins:
-                if tier is not self.ssd and isinstance(unit, Span | Checkpoint) and unit.entered:
-                    self.save_used_to_ssd(unit, tier, room)
+        for tier, unit in pins:
+            if tier not in (self.device, self.host) or not isinstance(unit, Span | Checkpoint) or not unit.entered:
+                continue
+            if self.config.ssd_write == "selective":
+                self.save_used_to_ssd(unit, tier, room)
+            if self.config.pool_write == "write_through" or unit.uses >= self.config.pool_uses:
+                self._save_to_pool(unit, tier, room)
         return room
 
     def save_used_to_ssd(self, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
@@ -87,25 +95,29 @@ class Tiers:
 
     def save_to_ssd(self, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
         """Add the copy of a unit of `tier` to `room`. True where the SSD has it, or will."""
-        if not self._ssd_is_on:
-            return False
-        if self._on_ssd(unit) is not None:
+        return self._ssd_is_on and self._save_to_view(self.ssd, unit, tier, room)
+
+    def _save_to_pool(self, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
+        return self.config.pool is not None and self._save_to_view(self.pool, unit, tier, room)
+
+    def _save_to_view(self, view: TierIndex, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
+        if _copy_in(view, unit) is not None:
             return True
-        if not self._view_room(self.ssd, len(unit.pages)):
+        if not self._view_room(view, len(unit.pages)):
             return False
         label = self._label(unit)
-        copy = self.ssd.add(self._unit(self.ssd, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
+        copy = view.add(self._unit(view, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
         room.moves.append(
             Move(
                 source=tier.tier,
                 source_pages=unit.pages,
-                target="ssd",
+                target=view.tier,
                 target_pages=copy.pages,
                 n_bytes=self._n_bytes(unit),
                 label=label,
             )
         )
-        room.arrivals.append(Arrival(tier=self.ssd, unit=copy, keys=_keys(unit)))
+        room.arrivals.append(Arrival(tier=view, unit=copy, keys=_keys(unit)))
         return True
 
     def adopt(self, name: Tier, label: Label) -> Pages | None:
@@ -119,7 +131,7 @@ class Tiers:
             n_pages = next(len(group.layers) for group in self.layout.paged if group.name == label.group)
         if not self._view_room(tier, n_pages):
             return None
-        unit = tier.add(self._unit(tier, label, n_pages))
+        unit = tier.add(self._unit(tier, label, n_pages, tick=self.tick))
         entered = tier.enter(unit, list(label.keys))
         tier.unpin(unit)
         return unit.pages if entered else None
@@ -187,9 +199,6 @@ class Tiers:
 
     def _on_host(self, unit: Unit) -> Unit | None:
         return _copy_in(self.host, unit)
-
-    def _on_ssd(self, unit: Unit) -> Unit | None:
-        return _copy_in(self.ssd, unit)
 
     def _view_room(self, tier: TierIndex, n_pages: int) -> bool:
         """Forget units of a tier whose pages are numbers only, the longest unused first, until `n_pages` are free."""

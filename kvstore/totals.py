@@ -16,6 +16,11 @@ SsdEvent = Literal["skipped", "failed", "torn", "damaged", "other_version"]
 """skipped: a write, since the queue was full. failed: the disk, so the tier is off. The others: what a restart found in
 the log that is no record, and where not all of one was there."""
 
+PoolEvent = Literal["skipped", "full", "unreachable", "failed", "gone", "corrupt"]
+"""Of the pool. skipped: a write, since the queue was full or nobody was joined yet. full: a write, there was no room.
+unreachable: its master did not answer. failed: any other call. gone: a read of what was evicted, or whose holder died.
+corrupt: a read of wrong bytes, which were removed."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
@@ -28,6 +33,7 @@ class Totals:
     misses: Counter[MissReason] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     ssd_events: Counter[SsdEvent] = field(default_factory=Counter)
+    pool_events: Counter[PoolEvent] = field(default_factory=Counter)
 
     def count(self, n_prompt: int, hit: Hit, moves: Sequence[Move]) -> None:
         """One request's look-up and restore, once its bytes are there."""
@@ -71,3 +77,7 @@ class StoreStats:
 
     ssd_queued_bytes: int = 0
     """On their way to the SSD."""
+
+    pool_events: dict[PoolEvent, int] = field(default_factory=dict)
+    pool_queued_bytes: int = 0
+    """On their way to the pool."""

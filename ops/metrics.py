@@ -115,6 +115,8 @@ TABLE: tuple[Metric, ...] = (
     _ingress(
         "ssd_events_total", "counter", f"{_WORKER} reason", "Writes skipped, the tier off, damage found at start."
     ),
+    _ingress("pool_queued_bytes", "gauge", _WORKER, "Bytes on their way to the cluster-wide pool."),
+    _ingress("pool_events_total", "counter", f"{_WORKER} reason", "Writes to the pool and reads that failed, by why."),
     _ingress("prefill_tokens_total", "counter", _WORKER, "Prompt tokens computed."),
     _ingress("decode_tokens_total", "counter", _WORKER, "Tokens that went through decode steps."),
     _ingress("decode_steps_total", "counter", _WORKER, "Decode steps, each over all running sequences."),

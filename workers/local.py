@@ -63,7 +63,9 @@ class LocalPair:
         self._arena = Arena(config.store.run_dir, "local", config.store.handoff_bytes)
         self.prefill = prefill(model, config, self._arena, watch)
         self.decode = DecodeWorker(
-            model, replace(config, store=replace(config.store, host_bytes=0, ssd_path=None, ssd_bytes=0)), watch
+            model,
+            replace(config, store=replace(config.store, host_bytes=0, ssd_path=None, ssd_bytes=0, pool=None)),
+            watch,
         )
 
     def __enter__(self) -> Self:

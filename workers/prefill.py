@@ -74,7 +74,7 @@ class PrefillWorker:
         self._prompts: dict[str, Prompt] = {}
         self._kept: dict[str, _Kept] = {}
         self._arrivals = 0
-        self._stuck = False
+        self._stuck = self._asking = False
         self._totals = dict.fromkeys(("steps", "prompt", "cached", "computed", "exported"), 0)
 
     @property
@@ -119,10 +119,7 @@ class PrefillWorker:
         if prompt is not None:
             self._run_chunk(prompt)
         ended += self._export(now)
-        coming = [other.opening for other in self._prompts.values() if other.opening is not None]
-        if prompt is None and not ended and coming:
-            coming[0].wait(AWAIT_S)
-        self._stuck = prompt is None and not ended and not coming
+        self._stuck = prompt is None and not ended and not self._await()
         return ended
 
     def cancel(self, job_id: str) -> None:
@@ -174,7 +171,7 @@ class PrefillWorker:
         Nobody is admitted past a prompt that waits for pages, so that small ones cannot keep a large one out.
         """
         too_large: list[Failure] = []
-        gate_open = True
+        gate_open, self._asking = True, False
         self._look_up_again()
         for candidate in prefill_order(self._candidates(now), self._config.ageing_tokens_per_s):
             prompt = self._prompts[candidate.job_id]
@@ -182,6 +179,9 @@ class PrefillWorker:
                 continue
             if prompt.lease is not None:
                 return prompt, too_large
+            if self.memory.waits(prompt.chain):
+                self._asking = True
+                continue
             refusal = self._admit(prompt) if gate_open else None
             if prompt.lease is not None:
                 return prompt, too_large
@@ -240,6 +240,15 @@ class PrefillWorker:
         for prompt in self._prompts.values():
             if prompt.opening is not None:
                 self._restore(prompt)
+
+    def _await(self) -> bool:
+        """A moment's wait for what is on its way to some prompt. False where nothing is."""
+        openings = [prompt.opening for prompt in self._prompts.values() if prompt.opening is not None]
+        if openings:
+            openings[0].wait(AWAIT_S)
+        elif self._asking:
+            self.memory.wait(AWAIT_S)
+        return bool(openings) or self._asking
 
     def _run_chunk(self, prompt: Prompt) -> None:
         """Compute the next chunk, then make its blocks matchable, then keep the state if the policy wants it here."""

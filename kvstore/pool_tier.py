@@ -1,0 +1,290 @@
+"""The cluster-wide tier as one worker sees it: which objects of the pool stand behind which pages of the tier.
+
+A page of this tier is a number only: one row of an object. What the tier knows may be behind: what it takes for
+present may be gone, which costs a read, and what others stored is asked for, prompt by prompt, in the background. It
+looks after a few of the objects it knows of every now and then; where all of those are gone, after all.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.kvstore.chain import Chain
+from forebay.kvstore.config import StoreConfig
+from forebay.kvstore.device import DevicePool
+from forebay.kvstore.layout import Layout
+from forebay.kvstore.moves import Label, Move, Pages, Tier
+from forebay.kvstore.pool_client import Client
+from forebay.kvstore.pool_object import PoolObject, object_of
+from forebay.kvstore.pool_traffic import Fetched, PoolTraffic
+
+Bytes = npt.NDArray[np.uint8]
+Adopt = Callable[[Tier, Label], Pages | None]
+ASKS_MAX = 64
+ASK_AGAIN_S = 1.0
+LOOK_AFTER_S = 1.0
+LOOK_AFTER_OBJECTS = 8
+ANSWERS_KEPT = 1024
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Held:
+    unit: PoolObject
+    pages: list[int]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Ask:
+    """Of one prompt. `answer` None: it came, and was taken in."""
+
+    asked_s: float
+    answer: "Future[list[Label]] | None"
+
+
+class PoolTier:
+    """`save` and `restore` carry out moves; `take_lost` tells of pages whose bytes are not or no longer there."""
+
+    tier: Tier = "pool"
+
+    def __init__(self, connect: Callable[[], Client], layout: Layout, mark: bytes, config: StoreConfig) -> None:
+        self.traffic = PoolTraffic(connect, layout, mark, config)
+        self._layout, self._mark, self._config = layout, mark, config
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._at: dict[int, tuple[_Held, int]] = {}
+        self._lost: list[int] = []
+        self._asks: OrderedDict[bytes, _Ask] = OrderedDict()
+        self._look: Future[list[str]] | None = None
+        self._looked_at = 0
+        self._looked_s = monotonic()
+
+    def save(self, move: Move, rows: Bytes) -> None:
+        """Queue a unit's bytes, [pages, n_bytes]."""
+        assert move.label is not None
+        unit, pages = object_of(self._layout, self._mark, move.label), move.target_pages.tolist()
+        if self.traffic.put(unit, rows):
+            self._note(unit, pages)
+        else:
+            self._forget(pages)
+            self._lost += pages
+
+    def lose(self, move: Move) -> None:
+        """What this move should have saved is not there to be saved."""
+        pages = move.target_pages.tolist()
+        self._forget(pages)
+        self._lost += pages
+
+    def restore(self, device: DevicePool, moves: Iterable[Move]) -> "PoolRestore":
+        readings = [reading for move in moves for reading in self._by_object(move)]
+        return PoolRestore(self.traffic, device, readings, self._config.pool_read_s)
+
+    def discover(self, chain: Chain, adopt: Adopt) -> None:
+        """Ask what the pool has of this prompt, or take in what it answered."""
+        if not chain.keys:
+            return
+        ask = self._asks.get(chain.keys[-1])
+        if ask is None or (ask.answer is None and monotonic() - ask.asked_s > ASK_AGAIN_S):
+            self._ask(chain)
+        elif ask.answer is not None and ask.answer.done():
+            labels = ask.answer.result()
+            ask.answer = None
+            for label in labels:
+                if (pages := adopt("pool", label)) is not None:
+                    self._note(object_of(self._layout, self._mark, label), pages.tolist())
+
+    def waits_for(self, chain: Chain) -> bool:
+        """Was the pool asked about this prompt, and may its answer still be waited for?"""
+        ask = self._asks.get(chain.keys[-1]) if chain.keys else None
+        if ask is None or ask.answer is None or ask.answer.done():
+            return False
+        return monotonic() - ask.asked_s < self._config.pool_ask_s
+
+    def wait(self, timeout_s: float) -> None:
+        """Until some answer came."""
+        coming = [ask.answer for ask in self._asks.values() if ask.answer is not None and not ask.answer.done()]
+        if coming:
+            wait_for(coming, timeout_s, "FIRST_COMPLETED")
+
+    def take_lost(self) -> list[int]:
+        self._look_after()
+        absent = self.traffic.take_absent()
+        self._give_up(list(self._held) if absent is None else absent)
+        lost, self._lost = self._lost, []
+        return lost
+
+    def close(self) -> None:
+        self.traffic.close()
+
+    def _ask(self, chain: Chain) -> None:
+        pending = sum(ask.answer is not None for ask in self._asks.values())
+        if pending < ASKS_MAX and self.traffic.is_joined:
+            self._asks[chain.keys[-1]] = _Ask(asked_s=monotonic(), answer=self.traffic.ask(chain.keys))
+            self._asks.move_to_end(chain.keys[-1])
+            if len(self._asks) > ANSWERS_KEPT:
+                self._asks.popitem(last=False)
+
+    def _look_after(self) -> None:
+        """Of the objects known for longest without a look; of all, where none of those is there any more."""
+        if self._look is None:
+            if self._held and monotonic() - self._looked_s > LOOK_AFTER_S:
+                self._look_at(list(islice(self._held, LOOK_AFTER_OBJECTS)))
+        elif self._look.done():
+            missing = self._look.result()
+            self._give_up(missing)
+            self._look, self._looked_s = None, monotonic()
+            if missing and len(missing) == self._looked_at and self._held:
+                self._look_at(list(self._held))
+
+    def _give_up(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (held := self._held.get(name)) is not None:
+                self._lost += held.pages
+                self._forget(held.pages)
+
+    def _look_at(self, names: list[str]) -> None:
+        self._looked_at = len(names)
+        self._look = self.traffic.ask_for(names)
+        for name in names:
+            self._held.move_to_end(name)
+
+    def _note(self, unit: PoolObject, pages: list[int]) -> None:
+        self._forget(pages)
+        if (before := self._held.get(unit.name)) is not None:
+            self._forget(before.pages)
+        held = self._held[unit.name] = _Held(unit=unit, pages=pages)
+        for row, page in enumerate(pages):
+            self._at[page] = held, row
+
+    def _forget(self, pages: Sequence[int]) -> None:
+        """What was on these pages before; a unit's pages come and go together."""
+        for page in pages:
+            held, _ = self._at.pop(page, (None, 0))
+            if held is not None and self._held.get(held.unit.name) is held:
+                del self._held[held.unit.name]
+
+    def _by_object(self, move: Move) -> list["_Reading"]:
+        """The parts of a move up, one for each object; pages that are nowhere are one of their own."""
+        parts: dict[str, list[int]] = defaultdict(list)
+        places = [self._at.get(page) for page in move.source_pages.tolist()]
+        for index, place in enumerate(places):
+            parts[place[0].unit.name if place else ""].append(index)
+        return [
+            _Reading(
+                unit=None if (first := places[at[0]]) is None else first[0].unit,
+                taken=[place[1] for index in at if (place := places[index]) is not None],
+                source_pages=move.source_pages[at],
+                target_pages=move.target_pages[at],
+                n_bytes=move.n_bytes,
+            )
+            for at in parts.values()
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Reading:
+    """The `taken` rows of an object go to `target_pages`, the first `n_bytes` of each. `unit` None: it is nowhere."""
+
+    unit: PoolObject | None
+    taken: list[int]
+    source_pages: Pages
+    target_pages: Pages
+    n_bytes: int
+
+
+class PoolRestore:
+    """The reads of one request: see `opening.Restoring`. One batch is fetched while the one before is taken."""
+
+    tier: Tier = "pool"
+
+    def __init__(self, traffic: PoolTraffic, device: DevicePool, readings: list[_Reading], read_s: float) -> None:
+        self.wrong: list[int] = []
+        self.gone: list[int] = [page for each in readings if each.unit is None for page in each.source_pages.tolist()]
+        self._traffic, self._device, self._read_s = traffic, device, read_s
+        batches = [] if self.gone else _batches(readings, traffic.batch_bytes)
+        self._to_read = batches[::-1]
+        self._reading: list[tuple[list[_Reading], Future[list[Fetched]]]] = []
+        self._rest: Future[list[str]] | None = None
+        self._until_s = monotonic() + read_s
+        self._read_on()
+
+    def advance(self) -> bool:
+        while self._reading:
+            readings, answer = self._reading[0]
+            if not answer.done():
+                if monotonic() < self._until_s:
+                    return False
+                return self._give_up(readings)
+            del self._reading[0]
+            for reading, fetched in zip(readings, answer.result(), strict=True):
+                self._take(reading, fetched)
+            self._until_s = monotonic() + self._read_s
+            self._read_on()
+        return self._look_at_the_rest()
+
+    def wait(self, timeout_s: float | None) -> None:
+        coming: list[Future[Any]] = [answer for _, answer in self._reading[:1]]
+        if self._rest is not None:
+            coming.append(self._rest)
+        if coming:
+            left_s = max(0.0, self._until_s - monotonic())
+            wait_for(coming, left_s if timeout_s is None else min(left_s, timeout_s), "FIRST_COMPLETED")
+
+    def _take(self, reading: _Reading, fetched: Fetched) -> None:
+        if fetched.rows is not None:
+            self._device.scatter(reading.target_pages, fetched.rows[reading.taken, : reading.n_bytes])
+        elif fetched.trouble == "corrupt":
+            self.wrong += reading.source_pages.tolist()
+        else:
+            self.gone += reading.source_pages.tolist()
+
+    def _give_up(self, readings: list[_Reading]) -> bool:
+        """Too late. What is still on its way goes nowhere."""
+        for reading in readings:
+            self.gone += reading.source_pages.tolist()
+        self._reading, self._to_read = [], []
+        return True
+
+    def _read_on(self) -> None:
+        """Nothing more once a part is missing: the request starts again, with what is then known."""
+        while self._to_read and len(self._reading) < 2 and not self.wrong and not self.gone:
+            readings = self._to_read.pop()
+            units = [reading.unit for reading in readings if reading.unit is not None]
+            self._reading.append((readings, self._traffic.read(units)))
+
+    def _look_at_the_rest(self) -> bool:
+        """Where one is gone others may be too: better known now than found out one new start after the other."""
+        if not self.gone or not self._to_read:
+            return True
+        rest = [reading for batch in self._to_read for reading in batch]
+        if self._rest is None:
+            self._rest = self._traffic.ask_for([reading.unit.name for reading in rest if reading.unit is not None])
+        if not self._rest.done():
+            return monotonic() >= self._until_s
+        missing = set(self._rest.result())
+        for reading in rest:
+            if reading.unit is not None and reading.unit.name in missing:
+                self.gone += reading.source_pages.tolist()
+        self._to_read = []
+        return True
+
+
+def _batches(readings: list[_Reading], most_bytes: int) -> list[list[_Reading]]:
+    """In order, `most_bytes` together at most, or one alone."""
+    batches: list[list[_Reading]] = []
+    left = 0
+    for reading in readings:
+        assert reading.unit is not None
+        n_bytes = reading.unit.total_bytes + 64
+        if n_bytes > left or not batches:
+            batches.append([])
+            left = most_bytes
+        batches[-1].append(reading)
+        left -= n_bytes
+    return batches
