@@ -1,16 +1,20 @@
 """Random histories of the store, with real bytes, against twins that know only tokens.
 
 After every step: pages add up in every tier, every pin has its lease, and every live request still reads its own bytes.
+`pytest -s` prints what the histories met: events, hits by tier, misses by reason, faults.
 """
 
+import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis.strategies as st
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, assume, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -21,12 +25,17 @@ from hypothesis.stateful import (
 )
 
 from forebay.kvstore.config import StoreConfig
+from forebay.kvstore.index import TierIndex, Unit
 from forebay.kvstore.memory import Memory, make_memory
 from forebay.kvstore.store import Lease, Refusal
+from tests.history_counts import HistoryCounts
 from tests.kvstore_twin import BLOCK, Owner, compute, tiny_layout, verify
 
 LAYOUT = tiny_layout()
 LEASES_MAX = 4
+STEPS = 64
+LEAST_EVENTS, MEDIAN_EVENTS = 20, 40
+"""Shorter histories are thrown away, and more are made; the median has this many at least."""
 
 
 @dataclass
@@ -41,6 +50,7 @@ class Request:
 class Histories(RuleBasedStateMachine):
     """`committed` and `kept` are the twin: every prefix whose rows, or whose state, was ever made matchable."""
 
+    counts = HistoryCounts()
     device_pages = 10_000
     host_pages = 0
     write = "write_back"
@@ -50,6 +60,7 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.seen = HistoryCounts(events=[0])
         self.run_dir = tempfile.mkdtemp()
         self.config: StoreConfig
         self.memory: Memory
@@ -79,8 +90,12 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "memory"):
             self.memory.store.check()
             assert all(tier.leased_pages == 0 for tier in self.memory.store.stats().tiers)
+            self.seen.end(self.memory.store.stats())
             self.memory.close()
         shutil.rmtree(self.run_dir)
+        if sys.exc_info()[0] is None:  # neither failed nor given up on the way
+            assume(self.seen.events[-1] >= LEAST_EVENTS)
+            self.counts.add(self.seen)
 
     @precondition(lambda self: len(self.requests) < LEASES_MAX)
     @rule(
@@ -105,10 +120,13 @@ class Histories(RuleBasedStateMachine):
         if isinstance(lease, Refusal):
             assert lease.kind == "too_large" or lease.needed_pages > lease.available_pages
             assert store.stats().tiers == before.tiers, "a refusal changes nothing"
+            self.seen.event("refused")
             return
         assert lease.hit_tokens == expected or self.loses
         assert lease.hit_tokens <= expected
         assert lease.hit_tokens < len(ids)
+        self.seen.event("opened")
+        self.seen.hit(lease.hit)
         self.requests.append(Request(ids, lease, lease.hit_tokens, settled, len(ids)))
 
     @rule(which=st.integers(0, 1000), tail=st.lists(st.integers(0, 1), min_size=1, max_size=16), again=st.booleans())
@@ -121,7 +139,10 @@ class Histories(RuleBasedStateMachine):
         expected = self.expected_hit(ids)
         lease = self.memory.open(Owner("c"), store.chain(ids), n_prompt=len(ids), capacity_tokens=len(ids))
         if isinstance(lease, Refusal):
+            self.seen.event("refused")
             return
+        self.seen.event("whole turn")
+        self.seen.hit(lease.hit)
         assert lease.hit_tokens == expected or (self.loses and lease.hit_tokens < expected)
         with lease:
             verify(self.memory, lease, ids, lease.hit_tokens)
@@ -134,12 +155,12 @@ class Histories(RuleBasedStateMachine):
                     self.kept.add(ids[:end])
                 at = end
 
-    @precondition(lambda self: self.requests)
+    @precondition(lambda self: any(not request.settled for request in self.requests))
     @rule(which=st.integers(0, 1000))
     def settle(self, which: int) -> None:
-        request = self.requests[which % len(self.requests)]
-        if request.settled:
-            return
+        waiting = [request for request in self.requests if not request.settled]
+        request = waiting[which % len(waiting)]
+        self.seen.event("restored")
         wrong = self.memory.carry_out(request.lease.moves)
         restoring = self.memory.restore(request.lease.moves if wrong is None else [])
         for each in restoring:
@@ -155,14 +176,12 @@ class Histories(RuleBasedStateMachine):
         self.memory.settle()
         request.settled = True
 
-    @precondition(lambda self: any(request.settled for request in self.requests))
+    @precondition(lambda self: self.unfinished())
     @rule(which=st.integers(0, 1000), chunk=st.integers(1, 5), keep=st.booleans())
     def prefill(self, which: int, chunk: int, keep: bool) -> None:
         """Compute up to a block end or the prompt's end; keep the state where the policy wants it, or anywhere."""
-        ready = [request for request in self.requests if request.settled]
-        request = ready[which % len(ready)]
-        if request.at >= request.n_prompt:
-            return
+        request = self.unfinished()[which % len(self.unfinished())]
+        self.seen.event("prefilled")
         end = min(request.n_prompt, (request.at // BLOCK + chunk) * BLOCK)
         end = min([at for at in request.lease.checkpoints if at > request.at] + [end])
         compute(self.memory, request.lease, request.ids, request.at, end)
@@ -175,16 +194,15 @@ class Histories(RuleBasedStateMachine):
                 self.kept.add(request.ids[:end])
             assert refusal is None or self.loses
 
-    @precondition(lambda self: any(request.settled for request in self.requests))
+    @precondition(lambda self: self.prefilled())
     @rule(which=st.integers(0, 1000), more=st.integers(1, 30))
     def decode(self, which: int, more: int) -> None:
         """Tokens past the prompt: never committed, in pages that grow."""
-        ready = [request for request in self.requests if request.settled]
-        request = ready[which % len(ready)]
-        if request.at < request.n_prompt:
-            return
+        request = self.prefilled()[which % len(self.prefilled())]
         if self.memory.grow(request.lease, request.at + more) is not None:
+            self.seen.event("refused")
             return
+        self.seen.event("decoded")
         request.ids += tuple(1 for _ in range(more))
         compute(self.memory, request.lease, request.ids, request.at, len(request.ids))
         request.at = len(request.ids)
@@ -193,21 +211,26 @@ class Histories(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1000))
     def close(self, which: int) -> None:
         """Also before its moves were carried out."""
+        self.seen.event("closed")
         self.finish(self.requests[which % len(self.requests)])
 
-    @rule(holder=st.sampled_from([Owner("a"), Owner("b")]))
-    def holder_dies(self, holder: Owner) -> None:
+    @precondition(lambda self: self.requests and self.fault_is_due(4))
+    @rule(which=st.integers(0, 1000))
+    def holder_dies(self, which: int) -> None:
+        holder = self.requests[which % len(self.requests)].lease.holder
         mine = [request for request in self.requests if request.lease.holder == holder]
         assert self.memory.store.release_holder(holder) == len(mine)
+        self.seen.event("holder died with leases", fault=True)
         self.requests = [request for request in self.requests if request not in mine]
 
+    @precondition(lambda self: len(self.prompts) > 1)
     @rule(which=st.integers(0, 1000))
     def probe(self, which: int) -> None:
         """A look-up changes nothing."""
-        ids = self.prompts[which % len(self.prompts)]
+        ids = self.prompts[1 + which % (len(self.prompts) - 1)]
         before = self.memory.store.stats()
-        if ids:
-            assert self.memory.store.lookup(self.memory.store.chain(ids), len(ids)).tokens == self.expected_hit(ids)
+        self.seen.event("probed")
+        assert self.memory.store.lookup(self.memory.store.chain(ids), len(ids)).tokens == self.expected_hit(ids)
         assert self.memory.store.stats() == before
 
     @invariant()
@@ -218,6 +241,16 @@ class Histories(RuleBasedStateMachine):
         for request in self.requests:
             if request.settled:
                 verify(self.memory, request.lease, request.ids, request.at)
+
+    def fault_is_due(self, every: int) -> bool:
+        """Faults come now and then: a history of nothing else would find nothing to harm."""
+        return self.seen.events[-1] % every == every - 1
+
+    def unfinished(self) -> list[Request]:
+        return [request for request in self.requests if request.settled and request.at < request.n_prompt]
+
+    def prefilled(self) -> list[Request]:
+        return [request for request in self.requests if request.settled and request.at >= request.n_prompt]
 
     def finish(self, request: Request) -> None:
         request.lease.close()
@@ -263,7 +296,7 @@ class TightHistories(Histories):
         assert not found or prefix in self.kept
         return found
 
-    @precondition(lambda self: self.memory.store._tiers.host.pool.cached)
+    @precondition(lambda self: self.memory.store._tiers.host.pool.cached and self.fault_is_due(2))
     @rule(which=st.integers(0, 1000), at=st.integers(0, 95), bit=st.integers(0, 7))
     def flip(self, which: int, at: int, bit: int) -> None:
         """A bit of a cached host page: of its bytes, or of its padding."""
@@ -273,24 +306,30 @@ class TightHistories(Histories):
         ]
         assert self.memory.host is not None
         self.memory.host.bytes[page, at] ^= 1 << bit
+        self.seen.event("bit of a host page flipped", fault=True)
 
+    @precondition(lambda self: self.entered() and self.fault_is_due(4))
     @rule(which=st.integers(0, 1000))
     def lose_page(self, which: int) -> None:
         """A page of any tier, also one that is pinned, is found to be wrong: of one group of rows, or of one state."""
-        entered = [(tier, unit) for tier in self.memory.store._tiers.order for unit in tier.units if unit.entered]
-        if entered:
-            tier, unit = entered[which % len(entered)]
-            self.memory.store.drop_corrupt(tier.tier, unit.pages[:1])
-            assert not unit.entered
+        tier, unit = self.entered()[which % len(self.entered())]
+        self.seen.event(f"page of {tier.tier} found wrong", fault=True)
+        self.memory.store.drop_corrupt(tier.tier, unit.pages[:1])
+        assert not unit.entered
 
+    def entered(self) -> list[tuple[TierIndex, Unit]]:
+        return [(tier, unit) for tier in self.memory.store._tiers.order for unit in tier.units if unit.entered]
+
+    @precondition(lambda self: any(len(ids) >= BLOCK for ids in self.prompts) and self.fault_is_due(4))
     @rule(which=st.integers(0, 1000), end=st.integers(1, 12))
     def lose_one_group(self, which: int, end: int) -> None:
         """A checkpoint loses one group's part: it never matches again in any tier."""
-        ids = self.prompts[which % len(self.prompts)][: end * BLOCK]
+        long = [ids for ids in self.prompts if len(ids) >= BLOCK]
+        ids = long[which % len(long)][: end * BLOCK]
         chain = self.memory.store.chain(ids)
-        if chain.keys:
-            self.memory.store.drop_checkpoint(chain.keys[-1])
-            assert not self.restorable(ids[: len(chain.keys) * BLOCK])
+        self.seen.event("one group's state lost", fault=True)
+        self.memory.store.drop_checkpoint(chain.keys[-1])
+        assert not self.restorable(ids[: len(chain.keys) * BLOCK])
 
 
 class WriteThroughHistories(TightHistories):
@@ -307,41 +346,71 @@ class SsdHistories(TightHistories):
     host_pages = 24
     ssd_bytes = 80 * 4096
 
-    @rule(clean=st.booleans())
-    def restart(self, clean: bool) -> None:
-        """Of the worker: every request is lost, and memory, but not what was acknowledged on the SSD."""
+    harmed = False
+
+    @precondition(lambda self: self.fault_is_due(4))
+    @rule(stops=st.sampled_from(["clean", "synced", "unsynced"]), cut=st.integers(0, 3 * 4096))
+    def restart(self, stops: str, cut: int) -> None:
+        """Of the worker: every request is lost, and memory, but not what was acknowledged on the SSD. Where it does
+        not stop clean it leaves its files as they are, the newest perhaps with a torn end that was never synced."""
         assert self.memory.ssd is not None
+        self.seen.event(f"worker stopped, {stops}", fault=True)
         for request in list(self.requests):
             self.finish(request)
         self.memory.store.check()
-        self.memory.ssd.log.flush(10)
-        acknowledged = set(self.memory.store._tiers.ssd.checkpoints)
+        if stops == "synced":
+            self.memory.ssd.log.flush(10)
+        acknowledged = set(self.memory.store._tiers.ssd.checkpoints) if stops != "unsynced" else set()
+        left = None if stops == "clean" else self.files_of_the_dead(cut if stops == "unsynced" else 0)
         self.memory.close()
+        if left is not None:
+            shutil.rmtree(Path(self.run_dir) / "ssd")
+            left.rename(Path(self.run_dir) / "ssd")
         self.memory = make_memory(LAYOUT, self.config, "twin")
         if not self.harmed:
             assert acknowledged <= self.memory.store._tiers.ssd.checkpoints.keys()
         self.harmed = False
 
-    harmed = False
+    def files_of_the_dead(self, cut: int) -> Path:
+        """A copy of the SSD folder while it may still be written, the end of its newest segment cut off."""
+        source, target = Path(self.run_dir) / "ssd", Path(self.run_dir) / "left"
+        for path in sorted(source.rglob("*")):
+            copy = target / path.relative_to(source)
+            copy.mkdir(parents=True) if path.is_dir() else copy.write_bytes(bytes_of(path))
+        newest = max(target.glob("*/*.segment"), default=None)
+        if newest is not None:
+            os.truncate(newest, max(0, newest.stat().st_size - cut))
+        return target
 
+    @precondition(lambda self: self.memory.ssd_failure is None and self.fault_is_due(16))
+    @rule()
+    def disk_fails(self) -> None:
+        """The tier is off until the worker starts again; nothing there matches, and serving goes on."""
+        assert self.memory.ssd is not None
+        self.seen.event("disk failed", fault=True)
+        self.memory.ssd.log._writer.fail("the disk is gone")
+        self.memory.settle()
+        assert not self.memory.store._tiers.ssd.checkpoints
+        self.harmed = True
+
+    @precondition(lambda self: self.fault_is_due(4) and self.segments())
     @rule(which=st.integers(0, 1 << 30), bit=st.integers(0, 7))
     def flip_on_disk(self, which: int, bit: int) -> None:
-        segments = self.segments()
-        if segments:
-            path = segments[which % len(segments)]
-            with open(path, "r+b") as file:
-                file.seek(which % path.stat().st_size)
-                byte = file.read(1)[0]
-                file.seek(which % path.stat().st_size)
-                file.write(bytes([byte ^ 1 << bit]))
-            self.harmed = True
+        path = self.segments()[which % len(self.segments())]
+        with open(path, "r+b") as file:
+            file.seek(which % path.stat().st_size)
+            byte = file.read(1)[0]
+            file.seek(which % path.stat().st_size)
+            file.write(bytes([byte ^ 1 << bit]))
+        self.seen.event("bit of a segment flipped", fault=True)
+        self.harmed = True
 
+    @precondition(lambda self: self.fault_is_due(8) and self.segments())
     @rule(which=st.integers(0, 1000))
     def delete_segment(self, which: int) -> None:
-        segments = self.segments()
-        if segments:
-            segments[which % len(segments)].unlink()
-            self.harmed = True
+        self.segments()[which % len(self.segments())].unlink()
+        self.seen.event("segment deleted", fault=True)
+        self.harmed = True
 
     @invariant()
     def quota_holds(self) -> None:
@@ -365,33 +434,69 @@ class SsdSelectiveHistories(SsdHistories):
     ssd_write = "selective"
 
 
-def run(machine: type[Histories], count: int) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=40, deadline=None))
+def bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:  # the writer dropped it meanwhile
+        return b""
 
 
-def test_unbounded_pool_hits_exactly_what_was_committed(examples: Callable[[int], int]) -> None:
-    run(Histories, examples(400))
+@pytest.fixture(scope="module")
+def met() -> Iterator[HistoryCounts]:
+    """What all histories of this file met, printed at the end."""
+    total = HistoryCounts()
+    yield total
+    print("\n" + total.told("all"))
 
 
-def test_tight_pools_with_wrong_bytes(examples: Callable[[int], int]) -> None:
-    run(TightHistories, examples(1000))
+Run = Callable[[type[Histories], int], None]
 
 
-def test_tight_pools_written_through(examples: Callable[[int], int]) -> None:
-    run(WriteThroughHistories, examples(400))
+@pytest.fixture
+def run(examples: Callable[[int], int], met: HistoryCounts) -> Run:
+    """Runs `count` histories of a machine under --soak, a tenth of that otherwise."""
+
+    def run_histories(machine: type[Histories], count: int) -> None:
+        machine.counts = HistoryCounts()
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=examples(count),
+                stateful_step_count=STEPS,
+                deadline=None,
+                suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+            ),
+        )
+        print("\n" + machine.counts.told(machine.__name__))
+        assert machine.counts.median_events >= MEDIAN_EVENTS
+        met.add(machine.counts)
+
+    return run_histories
 
 
-def test_tight_device_without_host(examples: Callable[[int], int]) -> None:
-    run(DeviceOnlyHistories, examples(400))
+def test_unbounded_pool_hits_exactly_what_was_committed(run: Run) -> None:
+    run(Histories, 600)
 
 
-def test_tight_pools_above_an_ssd(examples: Callable[[int], int]) -> None:
-    run(SsdHistories, examples(400))
+def test_tight_pools_with_wrong_bytes(run: Run) -> None:
+    run(TightHistories, 1400)
 
 
-def test_tight_pools_above_an_ssd_written_through(examples: Callable[[int], int]) -> None:
-    run(SsdWrittenThroughHistories, examples(200))
+def test_tight_pools_written_through(run: Run) -> None:
+    run(WriteThroughHistories, 700)
 
 
-def test_tight_device_above_an_ssd_of_what_is_used_again(examples: Callable[[int], int]) -> None:
-    run(SsdSelectiveHistories, examples(200))
+def test_tight_device_without_host(run: Run) -> None:
+    run(DeviceOnlyHistories, 600)
+
+
+def test_tight_pools_above_an_ssd(run: Run) -> None:
+    run(SsdHistories, 900)
+
+
+def test_tight_pools_above_an_ssd_written_through(run: Run) -> None:
+    run(SsdWrittenThroughHistories, 400)
+
+
+def test_tight_device_above_an_ssd_of_what_is_used_again(run: Run) -> None:
+    run(SsdSelectiveHistories, 400)
