@@ -118,7 +118,8 @@ class Lease:
     def checkpoint(self, at_tokens: int) -> Refusal | None:
         """Keep the running state, which stands at `at_tokens`, the end of a block of the prompt.
 
-        Adds the moves that copy it; none where it is kept already. It takes the place of less valuable pages only.
+        Adds the moves that copy it; none where it is kept already, but for rows before it that a lower tier is to have
+        and lacks. It takes the place of less valuable pages only.
         """
         self._assert_settled()
         blocks, rest = divmod(at_tokens, self._layout.block_tokens)
@@ -127,6 +128,7 @@ class Lease:
         known = self._tiers.lookup.checkpoint(self._keys[blocks - 1])
         if known is not None:
             known[1].tick = self._tiers.tick
+            self._pending.take(self._tiers.write_through(self._partial_spans(blocks)))
             return None
         return self._keep_state(blocks)
 

@@ -27,6 +27,10 @@ RESTART_AFTER_S = 0.5
 CLIENT_TTL_S = 3
 """How long a silent client keeps its segment: until then reads of what it held fail."""
 
+READ_TTL_S = 3
+"""How long what was just read or asked for cannot be evicted."""
+
+EVICTED_SHARE = 0.1
 WRITE_TTL_S = 20
 """How long a put may take. What a dead client left unfinished is free afterwards."""
 
@@ -91,6 +95,8 @@ class KeptMaster:
             "metrics_host": self.address.host,
             "metrics_port": self.metrics_port,
             "client_ttl": CLIENT_TTL_S,
+            "default_kv_lease_ttl": f"{READ_TTL_S}s",
+            "eviction_ratio": EVICTED_SHARE,
             "put_start_discard_timeout_sec": WRITE_TTL_S // 2,
             "put_start_release_timeout_sec": WRITE_TTL_S,
             "enable_offload": str(self._offload).lower(),

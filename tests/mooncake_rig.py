@@ -1,5 +1,8 @@
 """A real master and stores that share its pool, for tests. Skips where Mooncake is not installed."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ from forebay.kvstore.pool_address import PoolError
 from forebay.kvstore.pool_client import MooncakeClient, load
 from forebay.kvstore.pool_master import KeptMaster
 from forebay.kvstore.pool_tier import PoolTier
+from tests.kvstore_twin import tiny_layout
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -103,3 +107,23 @@ def wait_until(condition: Callable[[], bool], wait_s: float, message: str) -> fl
         assert time.monotonic() - started < wait_s, message
         time.sleep(0.02)
     return time.monotonic() - started
+
+
+def large_layout() -> Layout:
+    """As the tiny one, with states of 64 KiB: a checkpoint takes 256 KiB."""
+    return tiny_layout(state_bytes=1 << 16)
+
+
+@contextmanager
+def process(master: KeptMaster, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """Another process of the pool, joined: see mooncake_holder.py."""
+    tests = Path(__file__).parent
+    paths = {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent), *sys.path])}
+    command = [sys.executable, str(tests / "mooncake_holder.py"), master.address.netloc, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | paths) as started:
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == "joined\n"
+            yield started
+        finally:
+            started.kill()

@@ -1,0 +1,51 @@
+"""A process of the pool's, to be killed: `python mooncake_holder.py HOST:PORT hold BYTES` gives memory until it is ended;
+`... write BYTES FINGERPRINT` serves prompts and writes all it can meanwhile. Says `joined` first."""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from forebay.kvstore.config import StoreConfig
+from forebay.kvstore.pool_address import parse
+from forebay.kvstore.pool_client import MooncakeClient
+
+
+def main(address: str, what: str, n_bytes: str, *fingerprint: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = StoreConfig(
+            device_bytes=1, run_dir=folder, pool=f"mooncake://{address}", pool_segment_bytes=int(n_bytes)
+        )
+        if what == "hold":
+            hold(made)
+        else:
+            write(Path(folder), made, *fingerprint)
+
+
+def hold(made: StoreConfig) -> None:
+    assert made.pool is not None
+    address = parse(made.pool)
+    assert address is not None
+    client = MooncakeClient(address, made)
+    print("joined", flush=True)
+    time.sleep(600)
+    client.close()
+
+
+def write(folder: Path, made: StoreConfig, fingerprint: str) -> None:
+    from dataclasses import replace
+
+    from mooncake_rig import memory_of
+
+    from tests.kvstore_twin import serve
+    from tests.mooncake_rig import large_layout
+
+    layout = large_layout()
+    with memory_of(layout, replace(made, device_bytes=18 * layout.page_bytes), fingerprint) as memory:
+        print("joined", flush=True)
+        for turn in range(1 << 30):
+            serve(memory, [turn % 97, *range(30)])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
