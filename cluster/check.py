@@ -36,7 +36,8 @@ def check_golden(folder: Path) -> int:
     return tally.close()
 
 
-def check_resume(model: str, plant: str | None, tier: str | None) -> int:
+def check_resume(model: str, plant: str | None, tier: str | None, transfer: str) -> int:
+    from forebay.kvstore.pool_address import PoolError
     from forebay.workers import resume_check
     from forebay.workers.config_fields import FolderError
 
@@ -46,9 +47,9 @@ def check_resume(model: str, plant: str | None, tier: str | None) -> int:
         tally.line(case.passed, case.name, case.detail)
 
     try:
-        # argparse admits the plants and the tiers alone
-        resume_check.check_resume(model, plant, say, tier=tier)  # type: ignore[arg-type]
-    except (FolderError, ValueError) as error:
+        # argparse admits the plants, the tiers and the transfers alone
+        resume_check.check_resume(model, plant, say, tier=tier, transfer=transfer)  # type: ignore[arg-type]
+    except (FolderError, ValueError, PoolError) as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 2
     return tally.close()

@@ -197,7 +197,17 @@ def _add_check(verbs: Any) -> None:
     resume = _add(checks, "resume", _check_resume, "Cold and warm answers must be the same bits.")
     resume.add_argument("--model", default="demo", metavar="DIR|NAME", help="default demo")
     resume.add_argument("--plant", choices=("flip", "skip-kda", "short-index"), help="damage restored state: must fail")
-    resume.add_argument("--tier", choices=("hbm", "dram", "ssd"), help="through one tier only (default: through each)")
+    resume.add_argument(
+        "--tier",
+        choices=("hbm", "dram", "ssd", "mooncake"),
+        help="through one tier only (default: through each but mooncake, which starts a Mooncake master)",
+    )
+    resume.add_argument(
+        "--transfer",
+        choices=("shared_memory", "mooncake"),
+        default="shared_memory",
+        help="how prefill hands over to decode (default shared_memory)",
+    )
     model = _add(checks, "model", _check_model, "What the built-in model can do, at a running endpoint that serves it.")
     model.add_argument("--url", default=DEFAULT_URL, help=f"the endpoint (default {DEFAULT_URL})")
     model.add_argument("--python-docs", type=Path, metavar="DIR", help="Debian's python3.11-doc, for the text criteria")
@@ -212,7 +222,7 @@ def _check_golden(args: argparse.Namespace) -> int:
 def _check_resume(args: argparse.Namespace) -> int:
     from forebay.cluster.check import check_resume
 
-    return check_resume(args.model, args.plant, args.tier)
+    return check_resume(args.model, args.plant, args.tier, args.transfer)
 
 
 def _check_model(args: argparse.Namespace) -> int:

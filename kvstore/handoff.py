@@ -3,9 +3,11 @@
 What travels is one layer's rows of all tokens, or one layer's state: a piece, contiguous, with its checksum. Page sizes
 may differ between the two sides; rows, states and the fingerprint may not. The exporter's bytes stay until it is told
 to release them, so an adopter that fails can be replaced by another.
+
+How the pieces travel is a `Fetch`: `shared_memory` on one node, `handoff_engine.Engine.fetch` between nodes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,11 +50,20 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Where another node finds the arena: the exporter's session with its Transfer Engine, and the arena's address."""
+
+    session: str
+    address: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff:
-    """Names bytes, holds none: small, and may be pickled."""
+    """Names bytes, holds none: small, and may be pickled. `peer` None: for this node only."""
 
     id: str
     path: str
+    peer: Peer | None = None
     fingerprint: str
     n_tokens: int
     pieces: tuple[Piece, ...]
@@ -60,6 +71,16 @@ class Handoff:
     @property
     def n_bytes(self) -> int:
         return sum(piece.n_bytes for piece in self.pieces)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The pieces lie one behind the other: start and length in the arena."""
+        last = self.pieces[-1]
+        return self.pieces[0].offset, last.offset + last.n_bytes - self.pieces[0].offset
+
+
+Fetch = Callable[[Handoff], Sequence[Bytes]]
+"""Brings the bytes of every piece into own memory, not verified; they stay until the next call. Raises HandoffError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +97,9 @@ class _Part:
 class HandoffArea:
     """The exporter's side: handoffs lie in one arena until they are released, or their holder is."""
 
-    def __init__(self, arena: Arena, pool: DevicePool, fingerprint: str) -> None:
+    def __init__(self, arena: Arena, pool: DevicePool, fingerprint: str, peer: Peer | None = None) -> None:
         self._arena = arena
+        self._peer = peer
         self._pool = pool
         self._fingerprint = fingerprint
         self._kept: dict[str, tuple[int, Holder]] = {}
@@ -105,6 +127,7 @@ class HandoffArea:
         handoff = Handoff(
             id=f"{self._arena.path}#{self._exported}",
             path=self._arena.path,
+            peer=self._peer,
             fingerprint=self._fingerprint,
             n_tokens=n_tokens,
             pieces=tuple(self._write(part, start + offset) for part, offset in zip(parts, offsets, strict=False)),
@@ -140,7 +163,18 @@ class HandoffArea:
         return ArenaRefusal(kind=kind, needed_bytes=needed, available_bytes=extents.largest_bytes)
 
 
-def adopt(handoff: Handoff, pool: DevicePool, lease: Lease, fingerprint: str) -> None:
+def shared_memory(handoff: Handoff) -> list[Bytes]:
+    """Through the arena's file, on the exporter's node."""
+    arrived = []
+    for piece in handoff.pieces:
+        data = np.empty(piece.n_bytes, dtype=np.uint8)
+        if not read(handoff.path, piece.offset, data):
+            raise HandoffError(f"{piece.group} of layer {piece.layer} is gone")
+        arrived.append(data)
+    return arrived
+
+
+def adopt(handoff: Handoff, pool: DevicePool, lease: Lease, fingerprint: str, fetch: Fetch = shared_memory) -> None:
     """Copy a handoff's rows and state into the lease's pages: all, verified, or none. Raises HandoffError."""
     if handoff.fingerprint != fingerprint:
         raise HandoffError("it is of another model, dtype or layout")
@@ -150,7 +184,11 @@ def adopt(handoff: Handoff, pool: DevicePool, lease: Lease, fingerprint: str) ->
     expected = [(part.group, part.layer, part.n_bytes) for part in parts]
     if expected != [(piece.group, piece.layer, piece.n_bytes) for piece in handoff.pieces]:
         raise HandoffError("its pieces are not those of this model")
-    arrived = [_fetch(handoff.path, piece) for piece in handoff.pieces]
+    arrived = fetch(handoff)
+    for piece, data in zip(handoff.pieces, arrived, strict=True):
+        # In own memory: what was verified is what is used, whatever becomes of the arena.
+        if checksum(data) != piece.checksum:
+            raise HandoffError(f"{piece.group} of layer {piece.layer} does not match its checksum")
     for part, data in zip(parts, arrived, strict=True):
         _scatter(pool, part, data)
 
@@ -175,16 +213,6 @@ def _parts(layout: Layout, lease: Lease, n_tokens: int) -> Iterator[_Part]:
                 page_bytes=state.state_bytes,
                 n_bytes=state.state_bytes,
             )
-
-
-def _fetch(path: str, piece: Piece) -> Bytes:
-    """Into own memory first: what was verified is what is used, whatever becomes of the arena."""
-    data = np.empty(piece.n_bytes, dtype=np.uint8)
-    if not read(path, piece.offset, data):
-        raise HandoffError(f"{piece.group} of layer {piece.layer} is gone")
-    if checksum(data) != piece.checksum:
-        raise HandoffError(f"{piece.group} of layer {piece.layer} does not match its checksum")
-    return data
 
 
 def _scatter(pool: DevicePool, part: _Part, data: Bytes) -> None:

@@ -1,5 +1,8 @@
-"""A process of the pool's, to be killed: `python mooncake_holder.py HOST:PORT hold BYTES` gives memory until it is ended;
-`... write BYTES FINGERPRINT` serves prompts and writes all it can meanwhile. Says `joined` first."""
+"""A process of the pool's, to be killed. Says `joined` first.
+
+python mooncake_holder.py HOST:PORT hold BYTES                 gives memory until it is ended
+python mooncake_holder.py HOST:PORT write BYTES FINGERPRINT    serves prompts and writes all it can
+"""
 
 import sys
 import tempfile

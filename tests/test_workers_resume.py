@@ -2,6 +2,7 @@
 
 import pytest
 from hash_model import HashModel
+from mooncake_rig import needs_mooncake
 
 from forebay.workers import resume_check, resume_rig
 from forebay.workers.resume_plants import PLANTS
@@ -70,3 +71,26 @@ def test_plants_are_seen_on_the_built_in_model(monkeypatch, plant):
     for name, fewer in (("COMPANY", 1), ("TURNS", 2), ("ROUNDS", 1)):
         monkeypatch.setattr(resume_check, name, fewer)
     assert failed(resume_check.check_resume("demo-random", plant))
+
+
+def test_all_pass_through_a_real_pool(monkeypatch):
+    needs_mooncake()
+    monkeypatch.setattr(resume_check, "ROUNDS", 1)
+    assert failed(resume_check.run_cases(HashModel(), tier="mooncake")) == []
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_every_plant_is_seen_behind_a_real_pool(monkeypatch, plant):
+    needs_mooncake()
+    monkeypatch.setattr(resume_check, "ROUNDS", 1)
+    monkeypatch.setattr(resume_rig, "PAGES", 1)
+    cold, *restored = resume_check.check_resume("demo-random", plant, tier="mooncake")
+    assert cold.passed
+    assert len(restored) == 2
+    assert failed(restored) == restored
+
+
+def test_all_pass_where_the_transfer_engine_hands_over(monkeypatch):
+    needs_mooncake()
+    monkeypatch.setattr(resume_check, "ROUNDS", 2)
+    assert failed(resume_check.run_cases(HashModel(), tier="dram", transfer="mooncake")) == []

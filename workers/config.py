@@ -1,8 +1,11 @@
 """What one worker is given: the model, its store, and the bounds of everything that waits."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from forebay.kvstore.config import StoreConfig
+
+Transfer = Literal["shared_memory", "mooncake"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,17 @@ class WorkerConfig:
     queue_jobs: int = 256
     slots: int = 16
     """Sequences that one decode worker runs or has promised to run."""
+
+    handoff: Transfer = "shared_memory"
+    """How a finished prefill comes to its decode worker: by the node's own memory, or between nodes by Mooncake's
+    Transfer Engine, which needs the extra `mooncake`."""
+
+    handoff_host: str = "127.0.0.1"
+    """This node, as the other ones reach it."""
+
+    handoff_protocol: Literal["tcp", "rdma"] = "tcp"
+    handoff_devices: str = ""
+    """Names of the RDMA devices, with commas; empty: Mooncake chooses."""
 
     handoff_timeout_s: float = 60.0
     """How long a finished prefill waits to be fetched."""

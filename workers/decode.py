@@ -23,6 +23,7 @@ from forebay.workers.outcome import Emitted, Prefilled, WorkerStats
 from forebay.workers.sampling import Sampler, choose_all
 from forebay.workers.schedule import RunningSequence, victim
 from forebay.workers.sequence_model import SequenceModel, Watch
+from forebay.workers.transfer import fetch_of
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,6 +68,7 @@ class DecodeWorker:
         torch.set_num_threads(config.threads)
         self._model, self._config, self._watch = model, config, watch
         self.memory = make_memory(model.layout, config.store, model.fingerprint.hex(), model.device)
+        self._fetch = fetch_of(config)
         self._slots: dict[str, _Slot] = {}
         self._arrivals = 0
         self._totals = dict.fromkeys(("steps", "generated", "preemptions"), 0)
@@ -181,7 +183,7 @@ class DecodeWorker:
         if grown is not None:
             return Failure(job_id=job.id, kind="overloaded", message="the job is longer than its reservation")
         try:
-            adopt(prefilled.handoff, self.memory.pool, slot.lease, self._model.fingerprint.hex())
+            adopt(prefilled.handoff, self.memory.pool, slot.lease, self._model.fingerprint.hex(), self._fetch)
         except HandoffError as error:
             return Failure(job_id=job.id, kind="handoff", message=str(error))
         return None

@@ -27,6 +27,7 @@ from forebay.workers.outcome import Prefilled, WorkerStats
 from forebay.workers.sampling import Sampler
 from forebay.workers.schedule import PrefillCandidate, chunk_end, prefill_order
 from forebay.workers.sequence_model import SequenceModel, Watch
+from forebay.workers.transfer import Offer
 
 LOOKUPS_A_STEP = 8
 AWAIT_S = 0.02
@@ -70,7 +71,8 @@ class PrefillWorker:
         torch.set_num_threads(config.threads)
         self._model, self._config, self._watch = model, config, watch
         self.memory = make_memory(model.layout, config.store, model.fingerprint.hex(), model.device)
-        self._area = HandoffArea(arena, self.memory.pool, model.fingerprint.hex())
+        self._offer = Offer(config, arena)
+        self._area = HandoffArea(arena, self.memory.pool, model.fingerprint.hex(), self._offer.peer)
         self._prompts: dict[str, Prompt] = {}
         self._kept: dict[str, _Kept] = {}
         self._arrivals = 0

@@ -16,6 +16,10 @@ import numpy as np
 import torch
 
 from forebay.kvstore.moves import Tier as KvTier
+from forebay.kvstore.pool_address import PoolError
+from forebay.kvstore.pool_master import KeptMaster
+from forebay.kvstore.pool_tier import PoolTier
+from forebay.workers.config import Transfer
 from forebay.workers.job import Job
 from forebay.workers.local import Completion, LocalPair
 from forebay.workers.model import load_model
@@ -36,9 +40,11 @@ class Case:
 
 
 OnCase = Callable[[Case], None]
-Tier = Literal["hbm", "dram", "ssd"]
+Tier = Literal["hbm", "dram", "ssd", "mooncake"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
-"""As the command line and the metrics call them."""
+"""As the command line calls them. The last one needs a service, and is checked only when it is asked for."""
+
+JOIN_S = 20.0
 
 
 def check_resume(
@@ -47,15 +53,18 @@ def check_resume(
     on_case: OnCase | None = None,
     *,
     tier: Tier | None = None,
+    transfer: Transfer = "shared_memory",
     block_tokens: int = 32,
     threads: int = 1,
 ) -> list[Case]:
     """Load the folder or built-in model and run every case, or those of one tier. `on_case` hears each as it is known.
 
-    Raises what `load_model` does, and ValueError for a plant that the model cannot have.
+    Raises what `load_model` does, ValueError for a plant that the model cannot have, and PoolError where Mooncake is
+    asked for and cannot be had.
     """
     torch.set_num_threads(threads)
-    return run_cases(load_model(model, block_tokens, torch.float32, "cpu"), plant, on_case, tier=tier, threads=threads)
+    loaded = load_model(model, block_tokens, torch.float32, "cpu")
+    return run_cases(loaded, plant, on_case, tier=tier, transfer=transfer, threads=threads)
 
 
 def run_cases(
@@ -64,15 +73,14 @@ def run_cases(
     on_case: OnCase | None = None,
     *,
     tier: Tier | None = None,
+    transfer: Transfer = "shared_memory",
     threads: int = 1,
 ) -> list[Case]:
     cases = []
     with tempfile.TemporaryDirectory(prefix="forebay-check-") as run_dir:
-        rig = Rig(model, run_dir, plant, threads)
-        for group in [
-            _straight,
-            *(group for name, groups in _GROUPS.items() if tier in (None, name) for group in groups),
-        ]:
+        rig = Rig(model, run_dir, plant, threads, transfer)
+        tiers = TIERS[:-1] if tier is None else (tier,)
+        for group in [_straight, *(group for name in tiers for group in _GROUPS[name])]:
             for case in group(rig):
                 cases.append(case)
                 if on_case is not None:
@@ -163,6 +171,33 @@ def _from_ssd(rig: Rig) -> Iterator[Case]:
         yield _restored(rig, pair, record, "ssd", "from ssd, after a restart")
 
 
+def _from_pool(rig: Rig) -> Iterator[Case]:
+    """The same to a real Mooncake Store; then a worker that never saw the target takes it over from there."""
+    pages, _ = rig.narrow()
+    with KeptMaster() as master:
+        pool = str(master.address)
+        with rig.pair(device_pages=pages, pool=pool) as (pair, record):
+            _join(pair)
+            pair.run(rig.target())
+            assert _pool(pair).traffic.flush(JOIN_S), "it is sent in the background"
+            for number in range(1, ROUNDS + 1):
+                pair.run(rig.filling())
+                yield _restored(rig, pair, record, "pool", f"from the pool, {number}")
+            with rig.pair(device_pages=pages, pool=pool) as (other, other_record):
+                _join(other)
+                yield _restored(rig, other, other_record, "pool", "from the pool, by another worker")
+
+
+def _join(pair: LocalPair) -> None:
+    if not _pool(pair).traffic.wait_joined(JOIN_S):
+        raise PoolError(f"not joined: {_pool(pair).traffic.failure}")
+
+
+def _pool(pair: LocalPair) -> PoolTier:
+    assert pair.prefill.memory.cluster is not None
+    return pair.prefill.memory.cluster
+
+
 def _driven_down(rig: Rig, pair: LocalPair, record: Record, tier: KvTier) -> Iterator[Case]:
     pair.run(rig.target())
     for number in range(1, ROUNDS + 1):
@@ -217,4 +252,5 @@ _GROUPS: dict[Tier, tuple[Callable[[Rig], Iterator[Case]], ...]] = {
     "hbm": (_same_prompt_again, _longer_prompt_held, _in_company, _turns),
     "dram": (_from_host,),
     "ssd": (_from_ssd,),
+    "mooncake": (_from_pool,),
 }

@@ -13,7 +13,7 @@ import torch
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.device import DevicePool
 from forebay.kvstore.layout import Layout
-from forebay.workers.config import WorkerConfig
+from forebay.workers.config import Transfer, WorkerConfig
 from forebay.workers.job import Job, Sampling
 from forebay.workers.local import Completion, LocalPair
 from forebay.workers.resume_plants import Plant, worker_with
@@ -25,6 +25,12 @@ PAGES = 3
 
 RECORD_BYTES = 1 << 13
 """What a record on the SSD takes beside its pages, at most."""
+
+POOL_BYTES = 256 << 20
+"""What each worker gives to the pool."""
+
+POOL_ASK_S = 10.0
+"""The check waits for what the pool has, where a worker that serves would go on."""
 
 COMPANY = 7
 ANSWER_TOKENS = 3
@@ -63,8 +69,15 @@ class Record:
 class Rig:
     """Makes prompts and workers of one model; `fresh` answers from workers that hold nothing."""
 
-    def __init__(self, model: SequenceModel, run_dir: str, plant: Plant | None, threads: int) -> None:
-        self.model, self._run_dir, self._threads = model, run_dir, threads
+    def __init__(
+        self,
+        model: SequenceModel,
+        run_dir: str,
+        plant: Plant | None,
+        threads: int,
+        transfer: Transfer = "shared_memory",
+    ) -> None:
+        self.model, self._run_dir, self._threads, self._transfer = model, run_dir, threads, transfer
         self.block = model.layout.block_tokens
         self.longest = PAGES * model.layout.paged[0].page_tokens + 1
         self._worker = worker_with(plant, model.layout)
@@ -79,10 +92,17 @@ class Rig:
 
     @contextmanager
     def pair(
-        self, checkpoints: str = "prompt_end", *, device_pages: int = 0, host_pages: int = 0, ssd_pages: int = 0
+        self,
+        checkpoints: str = "prompt_end",
+        *,
+        device_pages: int = 0,
+        host_pages: int = 0,
+        ssd_pages: int = 0,
+        pool: str | None = None,
     ) -> Iterator[tuple[LocalPair, Record]]:
+        """`pool`: the address of a Mooncake master."""
         record = Record()
-        config = self._config(checkpoints, device_pages or self._ample_pages(), host_pages, ssd_pages)
+        config = self._config(checkpoints, device_pages or self._ample_pages(), host_pages, ssd_pages, pool)
         with LocalPair(self.model, config, record, self._worker) as pair:
             yield pair, record
 
@@ -115,7 +135,9 @@ class Rig:
         sequences = (COMPANY + 2) * (layout.pages_for(2 * self.longest) + 3 * layout.state_pages)
         return sequences + self.longest // self.block * layout.state_pages
 
-    def _config(self, checkpoints: str, device_pages: int, host_pages: int, ssd_pages: int) -> WorkerConfig:
+    def _config(
+        self, checkpoints: str, device_pages: int, host_pages: int, ssd_pages: int, pool: str | None
+    ) -> WorkerConfig:
         page_bytes = self.model.layout.page_bytes
         store = StoreConfig(
             device_bytes=device_pages * page_bytes,
@@ -123,6 +145,9 @@ class Rig:
             ssd_path=f"{self._run_dir}/ssd" if ssd_pages else None,
             ssd_bytes=ssd_pages * (page_bytes + RECORD_BYTES),
             ssd_queue_bytes=1 << 24,
+            pool=pool,
+            pool_segment_bytes=POOL_BYTES,
+            pool_ask_s=POOL_ASK_S,
             handoff_bytes=self._ample_pages() // 2 * page_bytes,
             run_dir=self._run_dir,
             checkpoints=checkpoints,
@@ -133,6 +158,7 @@ class Rig:
             store=store,
             chunk_tokens=4 * self.block,
             slots=COMPANY + 1,
+            handoff=self._transfer,
         )
 
     def straight(self, job: Job, answer: Answer) -> Answer:
