@@ -13,6 +13,7 @@ examples:
   forebay up                                    two clusters with the built-in model on 127.0.0.1:8000
   forebay up --model /models/kimi --decode 2    your own model folder, two decode workers a cluster
   forebay up site.toml                          everything from one file; `forebay config check` shows its keys
+  forebay up --store mooncake                   what one worker has computed, every worker finds
   forebay status                                clusters and workers: pids, states, slots, pages
   forebay chat                                  talk to it in the terminal
   forebay check resume                          cold and warm answers are the same bits
@@ -89,6 +90,13 @@ def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
     add("--host", default=unset, metavar="H", help="address of the router (default 127.0.0.1)")
     add("--port", type=int, default=unset, metavar="P", help="port of the router (default 8000); ingresses follow it")
     add("--ingress-port", type=int, default=unset, metavar="P", help="port of the first ingress (default: port + 1)")
+    add(
+        "--store",
+        dest="store.pool",
+        default=unset,
+        metavar="mooncake[://H:P]",
+        help="a cluster-wide tier below the others: a Mooncake Store of its own, or the one with this master",
+    )
     add(
         "--run-dir",
         default=unset,

@@ -32,8 +32,8 @@ class ConfigError(Exception):
 
 
 def load(path: Path | None, flags: Mapping[str, Any]) -> EndpointConfig:
-    """The file's keys, with the flags that were given in their place."""
-    raw = {**({} if path is None else _read(path)), **flags}
+    """The file's keys, with the flags that were given in their place; a flag `table.key` is a key of that table."""
+    raw = _merged({} if path is None else _read(path), flags)
     where = "" if path is None else f"{path}: "
     faults: list[str] = []
     values = dict(_converted(raw, EndpointConfig, frozenset(), "", faults))
@@ -60,6 +60,17 @@ def show(config: EndpointConfig) -> Iterator[str]:
         for each in fields(value):  # type: ignore[arg-type]
             if each.name not in TABLES[name][1] and getattr(value, each.name) is not None:
                 yield f"{each.name} = {_toml(getattr(value, each.name))}"
+
+
+def _merged(file: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    raw = dict(file)
+    for flag, value in flags.items():
+        table, dot, key = flag.partition(".")
+        if not dot:
+            raw[flag] = value
+        elif isinstance(raw.setdefault(table, {}), Mapping):
+            raw[table] = {**raw[table], key: value}
+    return raw
 
 
 def _read(path: Path) -> dict[str, Any]:

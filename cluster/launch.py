@@ -23,12 +23,14 @@ from typing import Any, NoReturn
 
 from forebay.cluster.config import KINDS, EndpointConfig, of_cluster, router_config, worker_config
 from forebay.cluster.model_facts import FactsReader, ModelError, ModelFacts
+from forebay.cluster.pool import Pool, pool
 from forebay.cluster.rundir import RunDir, RunDirTaken
 from forebay.cluster.start_checks import (
     StartError,
     bind,
     check_memory,
     check_model,
+    check_mooncake,
     check_pools,
     check_ports,
     check_run_dir,
@@ -104,10 +106,12 @@ def _run(config: EndpointConfig, run: RunDir, say: Say) -> int:
         say(f"swept what a killed endpoint left: {swept.processes} processes, {swept.files} files")
     door = bind(config.host, config.port, "--port")
     check_ports(config)
+    check_mooncake(config)
     check_memory(config, weight_bytes=0)
     memory = run.make_memory(config.arena_bytes)
     run.publish(_endpoint(config, run, "starting"))
-    with contextlib.closing(door), supervised(run):
+    with contextlib.closing(door), supervised(run), pool(config, run.path, say) as store:
+        config = store.config
         say(f"model {config.model}: reading")
         reader = FactsReader(config.model, worker_config(config, "decode", "").block_tokens)
         address = _start_ray(config, run, say)
@@ -116,7 +120,7 @@ def _run(config: EndpointConfig, run: RunDir, say: Say) -> int:
         check_memory(config, facts.weight_bytes)
         say(f"model {config.model}: {facts.folder}")
         _start_clusters(replace(config, model=facts.folder), str(memory), say)
-        return _serve(config, run, facts, door, say, address)
+        return _serve(store, run, facts, door, say, address)
 
 
 def _start_ray(config: EndpointConfig, run: RunDir, say: Say) -> str:
@@ -198,11 +202,10 @@ def _workers_line(name: str, status: dict[str, Any] | None, config: EndpointConf
     return f"{name}: " + " ".join(counts)
 
 
-def _serve(
-    config: EndpointConfig, run: RunDir, facts: ModelFacts, door: socket.socket, say: Say, ray_address: str
-) -> int:
+def _serve(store: Pool, run: RunDir, facts: ModelFacts, door: socket.socket, say: Say, ray_address: str) -> int:
     from forebay.router.main import serve
 
+    config = store.config
     model = ModelConfig(
         name=config.model_name,
         aliases=config.aliases,
@@ -220,7 +223,7 @@ def _serve(
         run.publish(_endpoint(config, run, "ready") | {"ray": ray_address})
         say("ready\n" + _welcome(config))
 
-    status = serve(router_config(config, model), door, ready)
+    status = serve(router_config(config, model), door, ready, store.about)
     say("drained, ending all processes")
     return status
 

@@ -5,6 +5,8 @@ import socket
 from pathlib import Path
 
 from forebay.cluster.config import EndpointConfig, worker_config
+from forebay.kvstore.pool_address import PoolError
+from forebay.kvstore.pool_client import check_installed
 from forebay.workers.config_fields import FolderError
 from forebay.workers.hf_config import read_config
 
@@ -53,6 +55,16 @@ def check_model(config: EndpointConfig) -> None:
             raise StartError(str(error)) from None
     elif os.sep in config.model:
         raise StartError(f"model {config.model}: no such folder")
+
+
+def check_mooncake(config: EndpointConfig) -> None:
+    """Before any worker is started that would fail over it."""
+    worker = worker_config(config, "prefill", "")
+    if worker.store.pool is not None or worker.handoff == "mooncake":
+        try:
+            check_installed()
+        except PoolError as error:
+            raise StartError(str(error)) from None
 
 
 def check_ports(config: EndpointConfig) -> None:

@@ -36,6 +36,9 @@ def status(url: str, as_json: bool) -> int:
 def _lines(found: dict[str, Any]) -> list[str]:
     ready = "draining" if found["draining"] else "ready" if found["ready"] else "not ready"
     lines = [f"router     {ready}   model {found['model']}   open requests {found['open_requests']}"]
+    if (pool := found.get("pool")) is not None:
+        own = f"   master pid {pool['master_pid']}, restarts {pool['restarts']}" if "master_pid" in pool else ""
+        lines.append(f"pool       {pool['address']}{own}")
     for cluster in found["clusters"]:
         lines.append("")
         lines += _cluster_lines(cluster)
@@ -58,6 +61,7 @@ def _cells(worker: dict[str, Any]) -> tuple[str, ...]:
     pages = "  ".join(
         f"{tier}: {count['leased']} leased, {count['cached']} cached, {count['free']} free"
         for tier, count in worker["pages"].items()
+        if count["total"]
     )
     node = worker["node"][:8]
     jobs = f"{worker['jobs']} ({worker['queued_jobs']} queued)"

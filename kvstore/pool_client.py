@@ -5,10 +5,13 @@ nothing, so a put counts only when the object is seen afterwards; `is_exist` ans
 master is away, so only 1 is presence. Its listeners take every interface of the machine: it wants a trusted network.
 """
 
-import importlib
+import ctypes
+import importlib.util
 import os
+import shutil
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -69,12 +72,11 @@ class Client(Protocol):
 class MooncakeClient:
     def __init__(self, address: PoolAddress, config: StoreConfig) -> None:
         """Joins, and gives a segment of memory. Takes seconds at worst. Raises PoolError."""
-        _reach(address)
+        reach(address)
         self._module = load("mooncake.store")
         self._address = address
         self._store = self._module.MooncakeDistributedStore()
-        if config.pool_ssd_path is not None:
-            _prepare_offload(config.pool_ssd_path)
+        self._offload = None if config.pool_ssd_path is None else _offload_folder(Path(config.pool_ssd_path))
         code = self._store.setup(
             config.pool_host,
             config.pool_metadata,
@@ -83,8 +85,8 @@ class MooncakeClient:
             config.pool_protocol,
             config.pool_devices,
             address.netloc,
-            enable_ssd_offload=config.pool_ssd_path is not None,
-            ssd_offload_path=config.pool_ssd_path or "",
+            enable_ssd_offload=self._offload is not None,
+            ssd_offload_path=str(self._offload or ""),
         )
         if code != 0:
             raise PoolError(f"{address}: joining failed with code {code}")
@@ -121,8 +123,29 @@ class MooncakeClient:
         self._store.remove(name, True)
 
     def close(self) -> None:
-        """Seconds, where the master is away."""
+        """Seconds, where the master is away. What it gave to the pool goes with it, the files too."""
         self._store.close()
+        if self._offload is not None:
+            shutil.rmtree(self._offload, ignore_errors=True)
+
+
+def check_installed() -> None:
+    """Raises PoolError. Loads nothing of it."""
+    try:
+        found = importlib.util.find_spec("mooncake") is not None
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError as error:
+        raise PoolError(f"Mooncake cannot be loaded ({error}): {INSTALL}") from None
+    if not found:
+        raise PoolError(f"Mooncake is not installed: {INSTALL}")
+
+
+def reach(address: PoolAddress) -> None:
+    """Raises PoolError where no master answers. The library would try for a minute and a half."""
+    try:
+        socket.create_connection((address.host, address.port), PROBE_S).close()
+    except OSError as error:
+        raise PoolError(f"{address}: no master answers: {error.strerror or error}") from None
 
 
 def load(name: str) -> Any:
@@ -135,14 +158,6 @@ def load(name: str) -> Any:
         raise PoolError(f"Mooncake cannot be loaded ({error}): {INSTALL}") from None
 
 
-def _reach(address: PoolAddress) -> None:
-    """The library would try for a minute and a half."""
-    try:
-        socket.create_connection((address.host, address.port), PROBE_S).close()
-    except OSError as error:
-        raise PoolError(f"{address}: no master answers: {error}") from None
-
-
 def _trouble(code: int) -> Trouble:
     """Of what is not as it should be. 0 is an object that is not to be seen, and a count of bytes another size."""
     if code > 0:
@@ -150,9 +165,15 @@ def _trouble(code: int) -> Trouble:
     return "gone" if code == 0 else _TROUBLES.get(code, "other")
 
 
-def _prepare_offload(folder: str) -> None:
-    """A file an object, in this folder: of Mooncake's backends the one that keeps what it took, and takes no more."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    os.environ["MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"] = folder
+def _offload_folder(path: Path) -> Path:
+    """This process's own, a file an object: of Mooncake's backends the one that keeps what it took, and takes no more.
+    What dead processes left there nobody can find any more."""
+    for old in path.glob("worker-*"):
+        if not Path("/proc", old.name.removeprefix("worker-")).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    folder = path / f"worker-{os.getpid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"] = str(folder)
     os.environ.setdefault("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", "file_per_key_storage_backend")
     os.environ.setdefault("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1")
+    return folder

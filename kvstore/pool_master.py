@@ -7,7 +7,6 @@ What a master knew is gone with it: its clients join the next one by themselves 
 before is free again.
 """
 
-import importlib.util
 import os
 import socket
 import subprocess
@@ -18,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from forebay.kvstore.pool_address import INSTALL, PoolAddress, PoolError
+from forebay.kvstore.pool_address import PoolAddress, PoolError
+from forebay.kvstore.pool_client import check_installed
 
 READY_S = 10.0
 STOP_S = 3.0
@@ -106,7 +106,8 @@ class KeptMaster:
         words = [self._program, *(f"--{name}={value}" for name, value in flags.items())]
         with _opened(self._log) as log:
             try:
-                return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                # A session of its own: what a terminal sends to stop the endpoint would end it before the workers.
+                return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
             except OSError as error:
                 raise PoolError(f"{self._program}: {error.strerror}") from None
 
@@ -122,11 +123,9 @@ class KeptMaster:
 
 
 def _program() -> str:
-    """Beside this interpreter, or in the package itself, which the script beside it starts."""
-    script = Path(sys.executable).with_name("mooncake_master")
-    if importlib.util.find_spec("mooncake") is None or not script.exists():
-        raise PoolError(f"Mooncake is not installed: {INSTALL}")
-    return str(script)
+    """The script beside this interpreter becomes the master itself."""
+    check_installed()
+    return str(Path(sys.executable).with_name("mooncake_master"))
 
 
 def _opened(log: Path | None) -> IO[bytes]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -28,6 +28,8 @@ from forebay.router.probes import probing
 from forebay.router.stats import Stats
 from forebay.router.turn import Fleet
 
+About = Callable[[], Mapping[str, object]]
+
 
 def make_fleet(config: RouterConfig) -> Fleet:
     """All that the router's turns share. Reads the model's tokenizer; opens nothing."""
@@ -45,8 +47,8 @@ def make_fleet(config: RouterConfig) -> Fleet:
     )
 
 
-def create_app(config: RouterConfig, write_log: Log) -> Starlette:
-    """The router; a line of its log is a call of `write_log`.
+def create_app(config: RouterConfig, write_log: Log, about: About = dict) -> Starlette:
+    """The router; a line of its log is a call of `write_log`, and `about` adds to its status.
 
     `app.state.door` closes it (see Door); leaving the lifespan ends what is still open.
     """
@@ -61,7 +63,7 @@ def create_app(config: RouterConfig, write_log: Log) -> Starlette:
         routes=[
             Route("/v1/chat/completions", Endpoint("chat", fleet, door, write_log), methods=["POST"]),
             Route("/v1/completions", Endpoint("completion", fleet, door, write_log), methods=["POST"]),
-            *_views(fleet, door),
+            *_views(fleet, door, about),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _unknown_path, ApiError: _refused},
@@ -71,7 +73,7 @@ def create_app(config: RouterConfig, write_log: Log) -> Starlette:
     return app
 
 
-def _views(fleet: Fleet, door: Door) -> list[Route]:
+def _views(fleet: Fleet, door: Door, about: About) -> list[Route]:
     """What can be looked at."""
     created = int(time.time())
 
@@ -104,7 +106,7 @@ def _views(fleet: Fleet, door: Door) -> list[Route]:
         )
 
     async def status(_: Request) -> Response:
-        return JSONResponse(await _status(fleet, door))
+        return JSONResponse({**await _status(fleet, door), **about()})
 
     return [
         Route("/v1/models", models),

@@ -13,7 +13,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from forebay.router import log
-from forebay.router.app import create_app
+from forebay.router.app import About, create_app
 from forebay.router.config import RouterConfig
 from forebay.router.door import Door
 
@@ -29,11 +29,19 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(config: RouterConfig, sock: socket.socket | None = None, on_started: Callable[[], None] | None = None) -> int:
-    """Run the router in this process, on `sock` where one is given. Returns the exit status."""
+def serve(
+    config: RouterConfig,
+    sock: socket.socket | None = None,
+    on_started: Callable[[], None] | None = None,
+    about: About = dict,
+) -> int:
+    """Run the router in this process, on `sock` where one is given. Returns the exit status.
+
+    `about`: what else its status says, of what runs beside it.
+    """
     # Not sys.stderr itself: whoever is stuck in writing to it would hold its lock when the interpreter ends.
     with open(os.dup(sys.stderr.fileno()), "wb", buffering=0) as out, log.writing(out) as write_log:
-        return uvloop.run(_serve(create_app(config, write_log), config, sock, on_started))
+        return uvloop.run(_serve(create_app(config, write_log, about), config, sock, on_started))
 
 
 async def _serve(

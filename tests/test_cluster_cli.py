@@ -81,10 +81,12 @@ def test_every_flag_of_up_has_a_key_of_the_same_name() -> None:
     from dataclasses import fields
 
     from forebay.cluster.config import EndpointConfig
+    from forebay.cluster.config_file import TABLES
 
     flags = set(vars(make_parser().parse_args(["up", *_all_flags()]))) - {"verb", "config"}
     assert flags
-    assert flags <= {field.name for field in fields(EndpointConfig)}
+    keys = {field.name for field in fields(EndpointConfig)}
+    assert flags <= keys | {f"{name}.{each.name}" for name, (table, _) in TABLES.items() for each in fields(table)}
 
 
 def _all_flags() -> list[str]:

@@ -54,6 +54,15 @@ def test_tables_reach_their_rooms(tmp_path: Path) -> None:
     assert [cluster.url for cluster in router.clusters] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
 
 
+def test_a_flag_may_be_a_key_of_a_table(tmp_path: Path) -> None:
+    flags = {"store.pool": "mooncake://h:1"}
+    config = load_text(tmp_path, "[store]\npool = 'mooncake'\npool_copies = 2", **flags)
+    assert (config.store["pool"], config.store["pool_copies"]) == ("mooncake://h:1", 2)
+    assert worker_config(config, "decode", "/m").store.pool is None, "a decode worker has no prefix cache"
+    assert config.needed_bytes > load(None, {}).needed_bytes
+    assert load(None, flags).store == {"pool": "mooncake://h:1"}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -72,6 +81,12 @@ def test_tables_reach_their_rooms(tmp_path: Path) -> None:
         ("[store]\nssd_path = '/ssd'", ["ssd_bytes"]),
         ("[store]\nssd_path = 'ssd'\nssd_bytes = 1", ["ssd_path", "absolute"]),
         ("[store]\nssd_write = 'never'", ["ssd_write", "never"]),
+        ("[store]\npool = 'redis://h:1'", ["pool", "mooncake://HOST:PORT", "redis://h:1"]),
+        ("[store]\npool = 'mooncake://h'", ["pool", "mooncake://HOST:PORT"]),
+        ("[store]\npool = 'mooncake'\npool_metadata = 'redis://h:1'", ["pool_metadata", "redis://h:1", "abort"]),
+        ("[store]\npool = 'mooncake'\npool_copies = 0", ["pool_copies"]),
+        ("[store]\npool = 'mooncake'\npool_write = 'never'", ["pool_write", "never"]),
+        ("[workers]\nhandoff = 'pigeon'", ["[workers] handoff", "pigeon"]),
         ("[router]\nport = 1", ["[router] port"]),
         ("[router]\nkeys = [{name = 'a', secret = 'b', colour = 1}]", ["[router] keys", "colour"]),
         ("[router]\nkeys = [{name = 'a'}]", ["[router] keys", "secret"]),
