@@ -5,6 +5,7 @@ dies. Nothing here trusts what it reads: a header counts with its checksum, a re
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -131,25 +132,66 @@ def file_of(path: Path, segment: int) -> Path:
     return path / f"{segment:016x}{SUFFIX}"
 
 
-def read(path: Path, place: Place, into: Bytes) -> Bytes | None:
-    """A record's data, verified, in a part of `into`, which has room for header and data. None where it is not what
-    was written.
+def room_bytes(place: Place) -> int:
+    """What `read` needs of memory: the record as it lies in the file, and what aligning it may cost."""
+    return (-(-place.n_bytes // ALIGN_BYTES) + 1) * ALIGN_BYTES
 
-    Raises OSError where the disk fails; a file that is gone or too short is no failure.
+
+def read(path: Path, place: Place, into: Bytes) -> Bytes | None:
+    """A record's data, verified, in a part of `into`, `room_bytes` long at least. None where it is not what was
+    written.
+
+    Past the page cache where the file system grants it: what comes up lives in memory above from now on. Raises OSError
+    where the disk fails; a file that is gone or too short is no failure.
     """
-    image = into[: place.n_bytes]
+    start = -into.ctypes.data % ALIGN_BYTES
+    image = into[start : start + room_bytes(place) - ALIGN_BYTES]
+    file = file_of(path, place.segment)
     try:
-        descriptor = os.open(file_of(path, place.segment), os.O_RDONLY | os.O_CLOEXEC)
+        whole = _read_direct(file, place, image) or _read_cached(file, place, image)
     except FileNotFoundError:
         return None
+    data = image[place.n_bytes - place.data_bytes : place.n_bytes]
+    return data if whole and checksum(data) == place.checksum else None
+
+
+def _read_direct(file: Path, place: Place, image: Bytes) -> bool:
+    """Whole blocks of the file into aligned memory. False where there are too few, or no such reads."""
     try:
-        whole = _read_all(descriptor, place.offset, image.data)
-        # What comes up now lives in memory above from now on: the page cache need not hold it too.
-        os.posix_fadvise(descriptor, place.offset, place.n_bytes, os.POSIX_FADV_DONTNEED)
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    try:
+        return _read_blocks(descriptor, place, image)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
     finally:
         os.close(descriptor)
-    data = image[place.n_bytes - place.data_bytes :]
-    return data if whole and checksum(data) == place.checksum else None
+
+
+def _read_cached(file: Path, place: Place, image: Bytes) -> bool:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        whole = _read_blocks(descriptor, place, image)
+        os.posix_fadvise(descriptor, place.offset, place.n_bytes, os.POSIX_FADV_DONTNEED)
+        return whole
+    finally:
+        os.close(descriptor)
+
+
+def _read_blocks(descriptor: int, place: Place, image: Bytes) -> bool:
+    """Up to the record's end at least; False where the file ends before."""
+    at = 0
+    while at < place.n_bytes:
+        n_read = os.preadv(descriptor, [image.data[at:]], place.offset + at)
+        at += n_read
+        if n_read % ALIGN_BYTES or not n_read:
+            break
+    return at >= place.n_bytes
 
 
 def scan(path: Path, segment: int, *, verify: bool) -> Iterator[Found | Damage]:

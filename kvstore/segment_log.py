@@ -19,8 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-from forebay.kvstore.checksum import checksum
-from forebay.kvstore.log_folder import Bytes, Found, Harm, LogError, LogFolder, Place, place_of, read, scan
+from forebay.kvstore.checksum import copy_checked
+from forebay.kvstore.log_folder import Bytes, Found, Harm, LogError, LogFolder, Place, place_of, read, room_bytes, scan
 from forebay.kvstore.log_writer import LogWriter, Write
 from forebay.kvstore.moves import Label
 from forebay.kvstore.record import Record, pack
@@ -157,8 +157,7 @@ class SegmentLog:
         """Write header and data into the image; the checksum is taken of what arrived there."""
         start = at + record.header_bytes
         target = image[start : start + record.n_bytes]
-        target.reshape(data.shape)[:] = data
-        record = replace(record, checksum=checksum(target))
+        record = replace(record, checksum=copy_checked(target.reshape(data.shape), data))
         image[start + record.n_bytes : at + record.total_bytes] = 0
         image[at:start] = np.frombuffer(pack(record), dtype=np.uint8)
         return place_of(record, segment, offset)
@@ -168,7 +167,7 @@ class SegmentLog:
         if self.failure is not None:
             return None
         try:
-            return read(self._folder.path, place, self._room(place.n_bytes))
+            return read(self._folder.path, place, self._room(room_bytes(place)))
         except OSError as error:
             self._writer.fail(f"{self._folder.path}: {error.strerror}")
             return None

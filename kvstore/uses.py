@@ -59,7 +59,8 @@ class Uses:
         return self.reuse.densities(self._kind[extents], self.now - self._at[extents])
 
     def saved_s(self, extents: Ints) -> Floats:
-        """Seconds of prefill that the last block of each saves."""
+        """Seconds of prefill that a block of each saves: the mean from the root to its end, since a later block costs
+        more but is of no use without all before it."""
         return self._saved_s[extents]
 
     def _end(self, node: int) -> None:
@@ -76,7 +77,7 @@ class Uses:
         for node in nodes:
             self.extent_of[node] = extent
         self._stays[extent] = self.reuse.begin(kind, self.now, sum(self.forest.n_blocks[node] for node in nodes))
-        end = self.forest.ends[nodes[-1]] * self.forest.block_tokens
+        end = self.forest.ends[nodes[-1]]
         self._at[extent], self._kind[extent] = self.now, kind
-        self._saved_s[extent] = self._cost.seconds(end - self.forest.block_tokens, end)
+        self._saved_s[extent] = self._cost.seconds(0.0, float(end * self.forest.block_tokens)) / end
         return extent

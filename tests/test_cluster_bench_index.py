@@ -209,7 +209,8 @@ LANES = {
     128: (0.0001, 0.0116, 0.4785, 0.9181, 0.9644),
 }
 CAPACITIES = (1_000_000, 3_250_000, 10_000_000, 19_010_000, 50_000_000)
-OURS_AT_LEAST = {32: 0.545, 64: 0.385}
+OURS_AT_LEAST = {32: 0.647, 64: 0.455}
+"""Half of the way from LRU to the optimal would be .545 and .385."""
 OPTIMAL_AT_LEAST = {32: 0.716, 64: 0.593}
 
 
