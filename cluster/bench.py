@@ -33,15 +33,22 @@ def bench_classes(url: str, requests: int, json_path: Path | None) -> int:
 
 
 def bench_store(folder: Path | None, json_path: Path | None) -> int:
-    """The SSD rows are those of the disk on which `folder` lies."""
+    """The SSD rows are those of the disk on which `folder` lies. Without Mooncake there are no rows of the pool."""
+    from forebay.kvstore.pool_address import PoolError
+    from forebay.kvstore.pool_bench import bench_pool
     from forebay.kvstore.ssd_bench import bench_ssd
 
     try:
         with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as made:
-            return _say(bench_ssd(Path(made)), json_path)
+            rows = list(bench_ssd(Path(made)))
     except OSError as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 2
+    try:
+        rows += bench_pool()
+    except PoolError as error:
+        print(f"forebay: no figures of the pool: {error}", file=sys.stderr)
+    return _say(rows, json_path)
 
 
 def _say(rows: Iterable[Row], json_path: Path | None) -> int:

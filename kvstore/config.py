@@ -11,6 +11,7 @@ WritePolicy = Literal["write_back", "write_through"]
 SsdWritePolicy = Literal["write_back", "write_through", "selective"]
 PoolWritePolicy = Literal["write_through", "selective"]
 
+POOL_SEGMENT_BYTES_MIN = 1 << 24
 _POSITIVE = ("device_bytes", "remembered_keys", "prefill_token_s", "ssd_uses", "ssd_queue_bytes")
 _POOL_POSITIVE = ("pool_uses", "pool_copies", "pool_queue_bytes", "pool_known_pages", "pool_ask_s", "pool_read_s")
 
@@ -117,6 +118,8 @@ class StoreConfig:
     def _check_pool(self, pool: str) -> None:
         parse_address(pool)
         check_metadata(self.pool_metadata)
+        if 0 < self.pool_segment_bytes < POOL_SEGMENT_BYTES_MIN:
+            raise ValueError(f"pool_segment_bytes: 0, or at least {POOL_SEGMENT_BYTES_MIN}: Mooncake takes no less")
         if self.pool_write not in get_args(PoolWritePolicy):
             raise ValueError(f"pool_write: {self.pool_write!r} is none of {', '.join(get_args(PoolWritePolicy))}")
         if self.pool_protocol not in ("tcp", "rdma"):

@@ -42,8 +42,7 @@ _ENVIRONMENT = {
     "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_TRANSFER_TIMEOUT": "10",
-    "GLOG_minloglevel": "3",  # it logs what it also answers, a line an object
-    "MC_LOG_LEVEL": "FATAL",
+    "MC_LOG_LEVEL": "ERROR",
     "MC_YLT_LOG_LEVEL": "error",
 }
 """Read by the library once: it has no other way to be told. What is set already stays."""

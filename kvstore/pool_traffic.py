@@ -31,9 +31,6 @@ from forebay.kvstore.totals import PoolEvent
 
 Bytes = npt.NDArray[np.uint8]
 BATCH_OBJECTS = 32
-READERS = 2
-"""One verifies what it has fetched while the other one fetches."""
-
 JOIN_EVERY_S = 1.0
 TRY_AGAIN_S = 0.1
 CLOSE_S = 3.0
@@ -72,7 +69,7 @@ class PoolTraffic:
         self._absent: list[str] = []
         self._is_lost = False
         self._closing = False
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="pool-read")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="pool-read")
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="pool-ask")
         self._writer = threading.Thread(target=self._write_on, name="pool-write", daemon=True)
         self._writer.start()
@@ -81,6 +78,11 @@ class PoolTraffic:
     def events(self) -> dict[PoolEvent, int]:
         with self._changed:
             return dict(self._events)
+
+    @property
+    def client(self) -> Client | None:
+        """None until it has joined, and after its end."""
+        return self._client
 
     @property
     def is_joined(self) -> bool:
@@ -113,7 +115,7 @@ class PoolTraffic:
         """In order. At most `batch_bytes` together, or one alone."""
         with self._changed:
             waiting = {name: put for unit in units if (put := self._waiting.get(name := unit.name))}
-        return self._readers.submit(self._read, list(units), waiting)
+        return self._reader.submit(self._read, list(units), waiting)
 
     def ask(self, keys: Sequence[bytes]) -> "Future[list[Label]]":
         """What the pool has that a prompt of these keys can be resumed from; [] where it cannot be asked."""
@@ -156,7 +158,7 @@ class PoolTraffic:
             pass
         with self._changed:
             self._client = None
-        for threads in (self._asker, self._readers):  # a call that comes after the end would end the process
+        for threads in (self._asker, self._reader):  # a call that comes after the end would end the process
             threads.shutdown(cancel_futures=True)
         if client is not None:
             client.close()
@@ -189,6 +191,8 @@ class PoolTraffic:
 
     def _write(self, client: Client, batch: list[_Put]) -> bool:
         """False where there was nothing more to write. What was lent to the batch is free when this ends."""
+        if not batch:
+            return False
         for put in batch:
             put.unit.seal(put.lent.bytes)
         troubles = self._send(client, batch)
@@ -206,7 +210,7 @@ class PoolTraffic:
                     self._events[_EVENTS.get(trouble, "failed")] += 1
             self._is_lost |= "unreachable" in troubles
             self._changed.notify_all()
-        return bool(batch)
+        return True
 
     def _send(self, client: Client, batch: Sequence[_Put]) -> list[Trouble | None]:
         return client.put(
@@ -239,7 +243,7 @@ class PoolTraffic:
             self._is_lost = True
 
     def _read(self, units: list[PoolObject], waiting: dict[str, _Put]) -> list[Fetched]:
-        """In a reading thread. `waiting`: what is on its way there, and is taken from here."""
+        """In the reading thread. `waiting`: what is on its way there, and is taken from here."""
         wanted = [unit for unit in units if unit.name not in waiting]
         fetched = dict(zip((unit.name for unit in wanted), self._fetch(wanted), strict=True))
         return [

@@ -163,17 +163,22 @@ def test_bench_prints_a_table_and_writes_the_one_form(
     assert made["rows"] == [wanted | {"ratio": 2.0}]
 
 
-def test_bench_store_measures_the_ssd_beside_plain_files(
+def test_bench_store_measures_the_ssd_beside_plain_files_and_the_pool_beside_its_client(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forebay.kvstore import ssd_bench
+    from forebay.kvstore import pool_bench, ssd_bench
 
     for name, small in (("ROUNDS", 1), ("RECORD_BYTES", 1 << 16), ("QUEUE_BYTES", 1 << 20)):
         monkeypatch.setattr(ssd_bench, name, small)
+    for name, small in (("ROUNDS", 1), ("OBJECTS", 2), ("OBJECT_BYTES", 1 << 16)):
+        monkeypatch.setattr(pool_bench, name, small)
     assert main(["bench", "store", "--folder", str(tmp_path), "--json", str(tmp_path / "out.json")]) == 0
     rows = {row["name"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
     assert any("plain sequential write" in row["reference"]["name"] for row in rows.values() if row["reference"])
     assert all(row["value"] > 0 for row in rows.values())
+    own_client = [row for row in rows.values() if row["reference"] and "own client" in row["reference"]["name"]]
+    assert len(own_client) == 2 or "Mooncake" in capsys.readouterr().err
+    capsys.readouterr()
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"], "it leaves nothing behind"
     assert main(["bench", "store", "--folder", str(tmp_path / "none")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

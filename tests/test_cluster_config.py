@@ -85,6 +85,7 @@ def test_a_flag_may_be_a_key_of_a_table(tmp_path: Path) -> None:
         ("[store]\npool = 'mooncake://h'", ["pool", "mooncake://HOST:PORT"]),
         ("[store]\npool = 'mooncake'\npool_metadata = 'redis://h:1'", ["pool_metadata", "redis://h:1", "abort"]),
         ("[store]\npool = 'mooncake'\npool_copies = 0", ["pool_copies"]),
+        ("[store]\npool = 'mooncake'\npool_segment_bytes = 1", ["pool_segment_bytes", "16777216"]),
         ("[store]\npool = 'mooncake'\npool_write = 'never'", ["pool_write", "never"]),
         ("[workers]\nhandoff = 'pigeon'", ["[workers] handoff", "pigeon"]),
         ("[router]\nport = 1", ["[router] port"]),
