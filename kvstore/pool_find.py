@@ -7,7 +7,7 @@ from forebay.kvstore.moves import Label
 from forebay.kvstore.pool_names import checkpoint_labels, run_labels
 
 ASK_LABELS = 256
-ROUNDS = 4
+ROUNDS = 16
 """Checkpoints that are tried, where rows before the newer ones are missing. They may lie in other tiers."""
 
 Exist = Callable[[Sequence[Label]], list[bool] | None]

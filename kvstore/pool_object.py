@@ -4,7 +4,7 @@
     bytes     header (record.py) | `rows` rows of equal length, as they lay in pages
 
 A span's object holds its run of blocks of all layers of its group, a checkpoint's the states of all KDA groups. So an
-object of a released model has megabytes (K3 at TP1, bf16 rows: 162 MiB a full latent page, 414 MiB a checkpoint),
+object of a released model has megabytes (K3 at TP1, bf16 rows: 162 MiB a full latent page, 428 MiB a checkpoint),
 while one of a built-in model has kilobytes, and pays for each what a large one does.
 
 The name says what the bytes must be, so that two who have the same thing store it once, and who knows a prompt knows
