@@ -124,6 +124,7 @@ class MooncakeClient:
     def close(self) -> None:
         """Seconds, where the master is away. What it gave to the pool goes with it, the files too."""
         self._store.close()
+        self._store = None  # its last threads end with it
         if self._offload is not None:
             shutil.rmtree(self._offload, ignore_errors=True)
 

@@ -17,6 +17,7 @@ from tests.kvstore_twin import serve
 needs_mooncake()
 LAYOUT = large_layout()
 SESSIONS = 12
+KILLS = 2
 
 
 @pytest.fixture
@@ -67,6 +68,7 @@ def test_a_master_that_dies_under_load_costs_hits_for_a_while(tmp_path: Path, ma
     assert master.restarts == 1
 
 
+@pytest.mark.soak
 def test_a_master_that_hangs_holds_nobody_up(tmp_path: Path, master: KeptMaster) -> None:
     made = config(tmp_path, master, LAYOUT, pool_ask_s=0.05, pool_read_s=0.5)
     with shared(tmp_path, master, LAYOUT), memory_of(LAYOUT, made, "hangs") as memory:
@@ -87,7 +89,7 @@ def test_a_worker_killed_while_it_writes_harms_nobody(tmp_path: Path, master: Ke
     with shared(tmp_path, master, LAYOUT), memory_of(LAYOUT, config(tmp_path, master, LAYOUT), "killed") as memory:
         load(memory)
         before, during = load(memory), []
-        for _ in range(2):
+        for _ in range(KILLS):
             with process(master, "write", str(16 << 20), "killed") as writer:
                 during.append(load(memory))
                 time.sleep(0.1)
@@ -97,7 +99,7 @@ def test_a_worker_killed_while_it_writes_harms_nobody(tmp_path: Path, master: Ke
         theirs = [serve(memory, [turn, *range(30)])[0] > 0 for turn in range(97)]
         events = memory.store.stats().pool_events
     print(
-        f"\n2 writers killed in mid-put: {before:.0%} hits before, {[f'{rate:.0%}' for rate in during]} meanwhile, "
+        f"\n{KILLS} writers killed in mid-put: {before:.0%} hits before, {[f'{rate:.0%}' for rate in during]} meanwhile, "
         f"100% again after {waited_s:.1f} s; of the prompts that they served, {sum(theirs)} of 97 hit; {events}"
     )
     assert before == 1
@@ -132,3 +134,24 @@ def test_with_two_copies_a_dead_holder_costs_no_hit(tmp_path: Path, master: Kept
         assert not pool_of(memory).traffic._absent
     print(f"\n2 copies, one holder killed: {before:.0%} hits before, {after:.0%} after, 3 rounds in {taken_s:.1f} s")
     assert (before, after) == (1, 1)
+
+
+@pytest.mark.soak
+def test_what_memory_has_no_room_for_comes_back_from_the_disk(tmp_path: Path) -> None:
+    more = {"pool_segment_bytes": 16 << 20, "pool_pin_s": 0.0, "pool_ssd_path": str(tmp_path / "ssd")}
+    sessions = range(100, 180)
+    with KeptMaster(offload=True) as master, shared(tmp_path, master, LAYOUT, **more):
+        with memory_of(LAYOUT, config(tmp_path, master, LAYOUT, **more), "disk") as memory:
+            for number in sessions:
+                serve(memory, session(number))
+                flush(memory)
+                time.sleep(0.04)  # its own thread takes a heartbeat of a second
+            time.sleep(1)
+            hits = sum(serve(memory, session(number))[0] > 0 for number in sessions)
+        files = [path for path in (tmp_path / "ssd").rglob("*") if path.is_file()]
+        print(
+            f"\n{len(sessions) * 4 * 65536 >> 20} MiB into 16 MiB above a disk: {hits} of {len(sessions)} sessions hit"
+        )
+        assert hits > 64, "more than there is memory for"
+        assert files
+    assert not [path for path in (tmp_path / "ssd").rglob("*") if path.is_file()], "its files go with it"

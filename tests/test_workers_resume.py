@@ -79,7 +79,9 @@ def test_all_pass_through_a_real_pool(monkeypatch):
     assert failed(resume_check.run_cases(HashModel(), tier="mooncake")) == []
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize(
+    "plant", [plant if plant == "skip-kda" else pytest.param(plant, marks=pytest.mark.soak) for plant in PLANTS]
+)
 def test_every_plant_is_seen_behind_a_real_pool(monkeypatch, plant):
     needs_mooncake()
     monkeypatch.setattr(resume_check, "ROUNDS", 1)
