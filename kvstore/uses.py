@@ -50,7 +50,8 @@ class Uses:
             self._end(node)
             self._uses[node] += 1
             parts.setdefault(kind_of(access.stop, gap, self._uses[node]), deque()).append(node)
-        return [(self._begin(kind, nodes), nodes) for kind, nodes in parts.items()]
+        whole = access.session is not None
+        return [(self._begin(kind, nodes, whole), nodes) for kind, nodes in parts.items()]
 
     def kind(self, extent: int) -> int:
         return int(self._kind[extent])
@@ -59,8 +60,8 @@ class Uses:
         return self.reuse.densities(self._kind[extents], self.now - self._at[extents])
 
     def saved_s(self, extents: Ints) -> Floats:
-        """Seconds of prefill that a block of each saves: the mean from the root to its end, since a later block costs
-        more but is of no use without all before it."""
+        """Seconds of prefill that the last block of each saves. In a session, whose next turn uses all of it or none,
+        that is the mean from the root on: a later block costs more, but is of no use without those before it."""
         return self._saved_s[extents]
 
     def _end(self, node: int) -> None:
@@ -71,13 +72,14 @@ class Uses:
             if not stay.blocks:
                 del self._stays[extent]
 
-    def _begin(self, kind: int, nodes: deque[int]) -> int:
+    def _begin(self, kind: int, nodes: deque[int], whole: bool) -> int:
         extent = self._made
         self._made += 1
         for node in nodes:
             self.extent_of[node] = extent
         self._stays[extent] = self.reuse.begin(kind, self.now, sum(self.forest.n_blocks[node] for node in nodes))
-        end = self.forest.ends[nodes[-1]]
+        end, block = self.forest.ends[nodes[-1]], self.forest.block_tokens
+        start = 0 if whole else end - 1
         self._at[extent], self._kind[extent] = self.now, kind
-        self._saved_s[extent] = self._cost.seconds(0.0, float(end * self.forest.block_tokens)) / end
+        self._saved_s[extent] = self._cost.seconds(float(start * block), float(end * block)) / (end - start)
         return extent
