@@ -2,7 +2,7 @@
 
 In reading order:
 
-    layout     how tokens and states lie in equal pages      chain      block keys
+    layout     how tokens and states lie in equal pages      chain, chains   block keys
     policy     where states are kept, what a unit is worth   config     sizes, places, policies by name
     pool       free + leased + cached == total               index      what one tier holds, and under which keys
     lookup     the two-phase look-up                         eviction   what goes first

@@ -19,16 +19,24 @@ class Chain:
     keys: tuple[bytes, ...]
 
 
-def block_chain(ids: Sequence[int] | npt.NDArray[np.int32], block_tokens: int, fingerprint: str, salt: str) -> Chain:
+def block_chain(
+    ids: Sequence[int] | npt.NDArray[np.int32],
+    block_tokens: int,
+    fingerprint: str,
+    salt: str,
+    known: Sequence[bytes] = (),
+) -> Chain:
     """Keys of the full blocks of `ids`, 32 bytes each: blake3 over the key before and the block's ids as int32.
 
-    The first follows a seed made of the model's fingerprint and the tenant's salt, each with its length.
+    The first follows a seed made of the model's fingerprint and the tenant's salt, each with its length. `known` are
+    the first blocks' keys where the caller has them: only the blocks after those are hashed.
     """
     n_blocks = len(ids) // block_tokens
-    tokens = np.ascontiguousarray(ids[: n_blocks * block_tokens], dtype="<i4").tobytes()
+    assert len(known) <= n_blocks
+    tokens = np.ascontiguousarray(ids[len(known) * block_tokens : n_blocks * block_tokens], dtype="<i4").tobytes()
     width = block_tokens * 4
-    key = _seed(fingerprint, salt)
-    keys = []
+    key = known[-1] if known else _seed(fingerprint, salt)
+    keys = list(known)
     for start, end in pairwise(range(0, len(tokens) + width, width)):
         key = blake3(key + tokens[start:end]).digest(KEY_BYTES)
         keys.append(key)

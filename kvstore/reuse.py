@@ -24,8 +24,8 @@ belief (LIKE_*) gains nothing there, and with hardly any a chat trace falls from
 
 A token worth the seconds of its prefill, attention to all before it included, as the store counts: .639 and .448 by the
 last block's seconds, which keeps long prompts for the sake of a tail that is cut first; .648 and .456 by the mean from
-the root on, and more seconds saved, too (.628 of all for .623, .444 for .440). That is how it stands for sessions; where none is
-known, blocks go by their own seconds (by the mean, one point of the chat traces falls below LRU).
+the root on, and more seconds saved, too (.628 of all for .623, .444 for .440). That is how it stands for sessions;
+where none is known, blocks go by their own seconds (by the mean, one point of the chat traces falls below LRU).
 
 What gaps cannot tell is the rest. A regression of each bucket's share on twenty such features (the last gaps, their
 spread, the prompt's growth, turns since an answer) adds .002 and .007 while it learns; learned beforehand on the other

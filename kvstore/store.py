@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from forebay.kvstore.chain import Chain, block_chain
+from forebay.kvstore.chain import Chain
+from forebay.kvstore.chains import Chains
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.index import Checkpoint, TierIndex, Unit
 from forebay.kvstore.layout import Layout
@@ -34,11 +35,13 @@ class Store:
         self.fingerprint = fingerprint
         self._tiers = Tiers(layout, config, fingerprint)
         self._leases: set[Lease] = set()
+        self._chains = Chains(layout.block_tokens, fingerprint)
         self._ssd_held_bytes = self._ssd_queued_bytes = self._pool_queued_bytes = 0
 
-    def chain(self, ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "") -> Chain:
-        """Block keys of a prompt. Different `salt`s (tenants) never share a block."""
-        return block_chain(ids, self.layout.block_tokens, self.fingerprint, salt)
+    def chain(self, ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "", session: str = "") -> Chain:
+        """Block keys of a prompt. Different `salt`s (tenants) never share a block. Of a `session` that is known only
+        what the prompt adds to its last one is hashed."""
+        return self._chains.chain(ids, salt, session)
 
     def lookup(self, chain: Chain, n_prompt: int) -> Hit:
         """The hit that `open` would restore now. Nothing is pinned or renewed."""

@@ -96,7 +96,7 @@ class PrefillWorker:
             return Failure(job_id=job.id, kind="invalid", message=message)
         if len(self._prompts) >= self._config.queue_jobs:
             return Failure(job_id=job.id, kind="overloaded", message=f"{len(self._prompts)} prompts wait already")
-        chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt)
+        chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt, job.session)
         self._arrivals += 1
         self._stuck = False
         self._prompts[job.id] = Prompt(
