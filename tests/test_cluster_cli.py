@@ -166,8 +166,11 @@ def test_bench_prints_a_table_and_writes_the_one_form(
 def test_bench_store_measures_the_ssd_beside_plain_files_and_the_pool_beside_its_client(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from forebay.cluster import bench_lookup
     from forebay.kvstore import pool_bench, ssd_bench
 
+    for name, small in (("PROMPT_TOKENS", 1 << 13), ("ROUNDS", 1), ("COPIED_BYTES", 16 << 20)):
+        monkeypatch.setattr(bench_lookup, name, small)
     for name, small in (("ROUNDS", 1), ("RECORD_BYTES", 1 << 16), ("QUEUE_BYTES", 1 << 20)):
         monkeypatch.setattr(ssd_bench, name, small)
     for name, small in (("ROUNDS", 1), ("OBJECTS", 2), ("OBJECT_BYTES", 1 << 16)):
