@@ -1,7 +1,7 @@
 """Random histories of the store, with real bytes, against twins that know only tokens.
 
 After every step: pages add up in every tier, every pin has its lease, and every live request still reads its own bytes.
-`pytest -s` prints what the histories met: events, hits by tier, misses by reason, faults.
+`pytest -s`, or --soak, prints what the histories met: events, hits by tier, misses by reason, faults.
 """
 
 import os
@@ -442,18 +442,18 @@ def bytes_of(path: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def met() -> Iterator[HistoryCounts]:
+def met(say: Callable[[str], None]) -> Iterator[HistoryCounts]:
     """What all histories of this file met, printed at the end."""
     total = HistoryCounts()
     yield total
-    print("\n" + total.told("all"))
+    say("\n" + total.told("all"))
 
 
 Run = Callable[[type[Histories], int], None]
 
 
 @pytest.fixture
-def run(examples: Callable[[int], int], met: HistoryCounts) -> Run:
+def run(examples: Callable[[int], int], say: Callable[[str], None], met: HistoryCounts) -> Run:
     """Runs `count` histories of a machine under --soak, a tenth of that otherwise."""
 
     def run_histories(machine: type[Histories], count: int) -> None:
@@ -467,7 +467,7 @@ def run(examples: Callable[[int], int], met: HistoryCounts) -> Run:
                 suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
             ),
         )
-        print("\n" + machine.counts.told(machine.__name__))
+        say("\n" + machine.counts.told(machine.__name__))
         assert machine.counts.median_events >= MEDIAN_EVENTS
         met.add(machine.counts)
 

@@ -266,7 +266,9 @@ FAULTS: dict[str, Callable[[Trial, random.Random], set[Unit]]] = {
 
 
 @pytest.mark.timeout(1200)
-def test_random_faults(tmp_path: Path, examples: Callable[[int], int], request: pytest.FixtureRequest) -> None:
+def test_random_faults(
+    tmp_path: Path, examples: Callable[[int], int], say: Callable[[str], None], request: pytest.FixtureRequest
+) -> None:
     """Several faults on one folder after another, then a new one; quotas that hold everything, and that do not."""
     rng = random.Random(None if request.config.getoption("--soak") else 6)
     counts: Counter[str] = Counter()
@@ -280,7 +282,7 @@ def test_random_faults(tmp_path: Path, examples: Callable[[int], int], request: 
         ample = trial.config.ssd_bytes == AMPLE
         hits = serve_on(trial, said if ample else set())
         counts.update({name: 1, "acknowledged units found again": len(said) * ample, "tokens hit after a fault": hits})
-    print(dict(counts))
+    say(f"\n{dict(counts)}")
     assert counts["acknowledged units found again"] > 10 * examples(100)
     assert set(FAULTS) <= counts.keys()
 
