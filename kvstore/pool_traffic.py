@@ -254,7 +254,9 @@ class PoolTraffic:
         ]
 
     def _fetch(self, units: list[PoolObject]) -> list[Fetched]:
-        client, until = self._client, monotonic() + self._config.pool_read_s
+        client = self._client
+        # Another copy is read once the master knows that this one's holder died; where there is one copy, it is gone.
+        until = monotonic() + (0.8 * self._config.pool_read_s if self._config.pool_copies > 1 else 0.0)
         if not units or client is None:
             return [Fetched(rows=None, trouble="gone") for _ in units]
         sizes = [unit.total_bytes for unit in units]
@@ -265,7 +267,7 @@ class PoolTraffic:
         names = [unit.name for unit in units]
         troubles = client.get(names, [lent.address + start for start in starts[:-1]], sizes)
         while (late := [n for n, trouble in enumerate(troubles) if trouble == "transfer"]) and monotonic() < until:
-            threading.Event().wait(TRY_AGAIN_S)  # another copy is read once the pool knows that this one's holder died
+            threading.Event().wait(TRY_AGAIN_S)
             again = client.get(
                 [names[n] for n in late], [lent.address + starts[n] for n in late], [sizes[n] for n in late]
             )

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 from mooncake_rig import config, flush, large_layout, memory_of, needs_mooncake, pool_of, process, shared, wait_until
 
+from forebay.kvstore import pool_master
+from forebay.kvstore.lookup import STATES
 from forebay.kvstore.memory import Memory
+from forebay.kvstore.moves import Label
 from forebay.kvstore.pool_master import KeptMaster
+from forebay.kvstore.pool_object import object_of
+from forebay.kvstore.ssd import model_mark
 from tests.kvstore_twin import serve
 
 needs_mooncake()
 LAYOUT = large_layout()
 SESSIONS = 12
-KILLS = 2
+KILLS = 1
 
 
 @pytest.fixture
@@ -99,10 +104,45 @@ def test_a_worker_killed_while_it_writes_harms_nobody(tmp_path: Path, master: Ke
         theirs = [serve(memory, [turn, *range(30)])[0] > 0 for turn in range(97)]
         events = memory.store.stats().pool_events
     print(
-        f"\n{KILLS} writers killed in mid-put: {before:.0%} hits before, {[f'{rate:.0%}' for rate in during]} meanwhile, "
+        f"\n{KILLS} writers killed: {before:.0%} hits before, {[f'{rate:.0%}' for rate in during]} meanwhile, "
         f"100% again after {waited_s:.1f} s; of the prompts that they served, {sum(theirs)} of 97 hit; {events}"
     )
     assert before == 1
+
+
+def test_what_a_client_died_putting_is_put_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of one long put. Until the master gives the name up, a put of it answers 0 and is lost."""
+    monkeypatch.setattr(pool_master, "WRITE_TTL_S", 4)
+    large = {"pool_segment_bytes": 600 << 20}
+    with (
+        KeptMaster() as master,
+        shared(tmp_path, master, LAYOUT, **large),
+        memory_of(LAYOUT, config(tmp_path, master, LAYOUT), "mid-put") as memory,
+    ):
+        key = memory.store.chain(session(0)).keys[5]
+        label = Label(group=STATES, keys=(key,), before=None, start_tokens=0, end_tokens=24)
+        name = object_of(LAYOUT, model_mark("mid-put"), label).name
+        with process(master, "put", str(400 << 20), name) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "putting\n"
+            time.sleep(0.05)
+            writer.kill()
+            assert writer.stdout.read() == "", "it was not done"
+        started = time.monotonic()
+        serve(memory, session(0)[:25])
+        flush(memory)
+        events = memory.store.stats().pool_events
+        assert events == {"failed": 1}, "an answer of 0 is not believed"
+
+        def found_by_another() -> bool:
+            serve(memory, session(7))
+            serve(memory, session(0)[:25])
+            flush(memory)
+            with memory_of(LAYOUT, config(tmp_path, master, LAYOUT), "mid-put") as other:
+                return serve(other, session(0)[:25])[0] == 24
+
+        wait_until(found_by_another, 20, "it is never put")
+    print(f"\nclient killed in mid-put: {events}; put by another after {time.monotonic() - started:.1f} s")
 
 
 def test_a_full_pool_drops_the_oldest_and_goes_on(tmp_path: Path, master: KeptMaster) -> None:
