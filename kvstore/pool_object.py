@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forebay.kvstore.checksum import checksum
+from forebay.kvstore.checksum import checksum, copy_checked
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES
 from forebay.kvstore.moves import Label
@@ -55,13 +55,13 @@ class PoolObject:
         start = self.header_bytes
         return image[start : start + self.rows * self.row_bytes].reshape(self.rows, self.row_bytes)
 
-    def seal(self, image: Bytes) -> None:
-        """Put the header before the rows that are in the image, with the checksum of what is there."""
-        header = pack(self._record(checksum(self.data_of(image))))
+    def fill(self, image: Bytes, rows: Bytes) -> None:
+        """Copy the rows, [rows, row_bytes], and put the header before them, with the checksum of what arrived."""
+        header = pack(self._record(copy_checked(self.data_of(image), rows)))
         image[: len(header)] = np.frombuffer(header, dtype=np.uint8)
 
     def is_whole(self, image: Bytes) -> bool:
-        """Is this the sealed image of this object, every byte of it?"""
+        """Is this the image of this object, every byte of it?"""
         try:
             record = unpack(image[: self.header_bytes].tobytes())
         except NoRecord:

@@ -103,7 +103,7 @@ class PoolTraffic:
         if lent is None:
             self._count("skipped")
             return False
-        unit.data_of(lent.bytes)[:] = rows
+        unit.fill(lent.bytes, rows)
         put = _Put(unit=unit, lent=lent)
         with self._changed:
             self._queue.append(put)
@@ -172,6 +172,7 @@ class PoolTraffic:
                 client.register(self._memory)
             except PoolError as error:
                 self.failure = str(error)
+                self._count("unreachable")
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, JOIN_EVERY_S)
                 continue
@@ -193,8 +194,6 @@ class PoolTraffic:
         """False where there was nothing more to write. What was lent to the batch is free when this ends."""
         if not batch:
             return False
-        for put in batch:
-            put.unit.seal(put.lent.bytes)
         troubles = self._send(client, batch)
         full = [put for put, trouble in zip(batch, troubles, strict=True) if trouble == "full"]
         if full and not self._closing:  # the pool makes room only once it was asked in vain

@@ -1,8 +1,12 @@
-"""An endpoint over a Mooncake Store: what one cluster computed the other finds, and a dead master costs no answer."""
+"""An endpoint over a Mooncake Store: what one cluster computed the other finds, and a dead master costs no answer.
+
+Its prefill workers hand over by Mooncake's Transfer Engine, too.
+"""
 
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +22,15 @@ pytestmark = [pytest.mark.endpoint, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def pooled() -> Iterator[Endpoint]:
-    with short_folder() as folder, running(folder, "--store", "mooncake") as endpoint:
+    with short_folder() as folder:
+        config = folder / "site.toml"
+        config.write_text('[workers]\nhandoff = "mooncake"')
+        yield from started(folder, "--store", "mooncake", str(config))
+
+
+def started(folder: Path, *flags: str) -> Iterator[Endpoint]:
+    """Its master ends with it."""
+    with running(folder, *flags) as endpoint:
         pool = endpoint.status()["pool"]
         yield endpoint
         assert endpoint.stop() == 0

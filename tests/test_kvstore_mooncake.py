@@ -73,6 +73,22 @@ def test_a_prompt_that_grows_turn_by_turn_is_found_at_its_newest_end(tmp_path: P
             assert serve(other, [*range(end), 500]) == (end // 4 * 4, None)
 
 
+def test_what_a_live_request_writes_is_pinned(tmp_path: Path, master: KeptMaster) -> None:
+    before, pinned = set(names(master)), soft_pinned(master)
+    with memory_of(LAYOUT, config(tmp_path, master, LAYOUT), "pinned") as memory:
+        serve(memory, IDS[:11])
+        flush(memory)
+        new = set(names(master)) - before
+    assert len(new) >= 3
+    assert soft_pinned(master) == pinned + len(new)
+
+
+def soft_pinned(master: KeptMaster) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{master.metrics_port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(int(float(line.split()[-1])) for line in lines if line.startswith("master_soft_pin_key_count"))
+
+
 def test_another_model_finds_nothing(tmp_path: Path, master: KeptMaster) -> None:
     made = config(tmp_path, master, LAYOUT)
     with memory_of(LAYOUT, made, "one model") as one, memory_of(LAYOUT, made, "other model") as other:
