@@ -125,7 +125,9 @@ def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConf
     if kind == "decode":
         store |= {**dict.fromkeys(PREFILL_ONLY, 0), "ssd_path": None, "pool": None}
     made = StoreConfig(run_dir=memory, **store)
-    assert made.ssd_path is None or Path(made.ssd_path).is_absolute(), "[store] ssd_path: not an absolute path"
+    for name in ("ssd_path", "pool_ssd_path"):
+        path = getattr(made, name)
+        assert path is None or Path(path).is_absolute(), f"[store] {name}: not an absolute path"
     return WorkerConfig(model=config.model, store=made, **config.workers)
 
 

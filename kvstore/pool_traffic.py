@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from time import monotonic
+from time import sleep
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from forebay.kvstore.layout import Layout
 from forebay.kvstore.moves import Label
 from forebay.kvstore.pool_address import PoolError
 from forebay.kvstore.pool_client import Client, Trouble
+from forebay.kvstore.pool_fetch import TRY_AGAIN_S, Fetched, Fetcher
 from forebay.kvstore.pool_find import find
 from forebay.kvstore.pool_object import PoolObject, largest_bytes, object_of
 from forebay.kvstore.pool_room import Lent, Room
@@ -32,7 +33,6 @@ from forebay.kvstore.totals import PoolEvent
 Bytes = npt.NDArray[np.uint8]
 BATCH_OBJECTS = 32
 JOIN_EVERY_S = 1.0
-TRY_AGAIN_S = 0.1
 CLOSE_S = 3.0
 _EVENTS: dict[Trouble, PoolEvent] = {"full": "full", "unreachable": "unreachable"}
 
@@ -41,15 +41,6 @@ _EVENTS: dict[Trouble, PoolEvent] = {"full": "full", "unreachable": "unreachable
 class _Put:
     unit: PoolObject
     lent: Lent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fetched:
-    """`rows` uint8 [rows, row_bytes], as long as this object lives. None: why there are none."""
-
-    rows: Bytes | None
-    trouble: PoolEvent | None = None
-    lent: Lent | None = None
 
 
 class PoolTraffic:
@@ -62,6 +53,7 @@ class PoolTraffic:
         room_bytes = max(config.pool_queue_bytes, 2 * largest_bytes(layout))
         self._memory = np.zeros(2 * room_bytes, dtype=np.uint8)
         self._out, self._in = Room(self._memory[:room_bytes]), Room(self._memory[room_bytes:])
+        self._fetcher = Fetcher(self._in, config, self._tell)
         self._client: Client | None = None
         self._changed = threading.Condition()
         self._queue: deque[_Put] = deque()
@@ -101,7 +93,7 @@ class PoolTraffic:
         """Copies `rows` [rows, row_bytes]. False: it will not be there."""
         lent = self._out.take(unit.total_bytes) if self.is_joined else None
         if lent is None:
-            self._count("skipped")
+            self._tell("skipped")
             return False
         unit.fill(lent.bytes, rows)
         put = _Put(unit=unit, lent=lent)
@@ -147,10 +139,6 @@ class PoolTraffic:
             self._changed.notify_all()
         self._writer.join(CLOSE_S)
 
-    def _count(self, event: PoolEvent, number: int = 1) -> None:
-        with self._changed:
-            self._events[event] += number
-
     def _write_on(self) -> None:
         """In the writing thread, to the end."""
         client = self._join()
@@ -172,7 +160,7 @@ class PoolTraffic:
                 client.register(self._memory)
             except PoolError as error:
                 self.failure = str(error)
-                self._count("unreachable")
+                self._tell("unreachable")
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, JOIN_EVERY_S)
                 continue
@@ -197,7 +185,7 @@ class PoolTraffic:
         troubles = self._send(client, batch)
         full = [put for put, trouble in zip(batch, troubles, strict=True) if trouble == "full"]
         if full and not self._closing:  # the pool makes room only once it was asked in vain
-            threading.Event().wait(TRY_AGAIN_S)
+            sleep(TRY_AGAIN_S)
             again = dict(zip(full, self._send(client, full), strict=True))
             troubles = [again.get(put, trouble) for put, trouble in zip(batch, troubles, strict=True)]
         with self._changed:
@@ -225,68 +213,29 @@ class PoolTraffic:
             return [False] * len(labels)
         there = client.exist([object_of(self._layout, self._mark, label).name for label in labels])
         if there is None:
-            self._lose_all()
+            self._tell("unreachable")
         return there
 
     def _missing(self, names: list[str]) -> list[str]:
         client = self._client
         there = client.exist(names) if client is not None else None
         if there is None:
-            self._lose_all()
+            self._tell("unreachable")
             return []
         return [name for name, is_there in zip(names, there, strict=True) if not is_there]
 
-    def _lose_all(self) -> None:
+    def _tell(self, event: PoolEvent) -> None:
+        """Count it. While the master is away nothing can be relied on, and what it knew may be gone."""
         with self._changed:
-            self._events["unreachable"] += 1
-            self._is_lost = True
+            self._events[event] += 1
+            self._is_lost |= event == "unreachable"
 
     def _read(self, units: list[PoolObject], waiting: dict[str, _Put]) -> list[Fetched]:
         """In the reading thread. `waiting`: what is on its way there, and is taken from here."""
-        wanted = [unit for unit in units if unit.name not in waiting]
-        fetched = dict(zip((unit.name for unit in wanted), self._fetch(wanted), strict=True))
-        return [
-            fetched[unit.name]
-            if (put := waiting.get(unit.name)) is None
-            else Fetched(rows=unit.data_of(put.lent.bytes), lent=put.lent)
-            for unit in units
-        ]
-
-    def _fetch(self, units: list[PoolObject]) -> list[Fetched]:
-        client = self._client
-        # Another copy is read once the master knows that this one's holder died; where there is one copy, it is gone.
-        until = monotonic() + (0.8 * self._config.pool_read_s if self._config.pool_copies > 1 else 0.0)
-        if not units or client is None:
+        wanted, client = [unit for unit in units if unit.name not in waiting], self._client
+        if client is None:
             return [Fetched(rows=None, trouble="gone") for _ in units]
-        sizes = [unit.total_bytes for unit in units]
-        starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)]).tolist()
-        lent = self._in.take(starts[-1], self._config.pool_read_s)
-        if lent is None:
-            return [Fetched(rows=None, trouble="failed") for _ in units]
-        names = [unit.name for unit in units]
-        troubles = client.get(names, [lent.address + start for start in starts[:-1]], sizes)
-        while (late := [n for n, trouble in enumerate(troubles) if trouble == "transfer"]) and monotonic() < until:
-            threading.Event().wait(TRY_AGAIN_S)
-            again = client.get(
-                [names[n] for n in late], [lent.address + starts[n] for n in late], [sizes[n] for n in late]
-            )
-            for n, trouble in zip(late, again, strict=True):
-                troubles[n] = trouble
-        return [
-            self._verified(client, unit, lent, start, trouble)
-            for unit, start, trouble in zip(units, starts, troubles, strict=False)
-        ]
-
-    def _verified(self, client: Client, unit: PoolObject, lent: Lent, start: int, trouble: Trouble | None) -> Fetched:
-        image = lent.bytes[start : start + unit.total_bytes]
-        if trouble is None and unit.is_whole(image):
-            return Fetched(rows=unit.data_of(image), lent=lent)
-        if trouble is None or trouble == "size":
-            client.remove(unit.name)  # or it would stay in the way of the right one
-            self._count("corrupt")
-            return Fetched(rows=None, trouble="corrupt")
-        if trouble == "unreachable":
-            self._lose_all()
-        else:
-            self._count("gone" if trouble in ("gone", "transfer") else "failed")
-        return Fetched(rows=None, trouble="gone")
+        fetched = {unit.name: each for unit, each in zip(wanted, self._fetcher.fetch(client, wanted), strict=True)}
+        for name, put in waiting.items():
+            fetched[name] = Fetched(rows=put.unit.data_of(put.lent.bytes), lent=put.lent)
+        return [fetched[unit.name] for unit in units]

@@ -12,7 +12,7 @@ from fake_pool import Objects, pool_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from forebay.kvstore import pool_traffic
+from forebay.kvstore import pool_fetch, pool_traffic
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.lookup import STATES
 from forebay.kvstore.memory import Memory, make_memory
@@ -90,7 +90,8 @@ OPS = st.one_of(
 def test_random_histories_find_what_is_there(
     tmp_path: Path, examples: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_traffic, "TRY_AGAIN_S", 0.001)
+    for module in (pool_traffic, pool_fetch):
+        monkeypatch.setattr(module, "TRY_AGAIN_S", 0.001)
 
     @settings(max_examples=examples(400), phases=[Phase.generate])  # a smaller history would be minutes away
     @given(st.lists(OPS, min_size=20, max_size=40), st.integers(0, 1), LENGTHS)
