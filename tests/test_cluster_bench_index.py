@@ -235,6 +235,31 @@ def test_closed_lanes(lanes: int) -> None:
 
 
 @recorded
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lanes", OURS_AT_LEAST)
+def test_closed_lanes_with_checkpoints_charged(lanes: int) -> None:
+    """As many bytes as rows of 3.25 M tokens take at the shape; what is restored ends at a checkpoint."""
+    row_bytes = charged(IndexBench(trace=SESSIONS, capacity_tokens=1)).block_bytes // 512
+    bench = IndexBench(
+        trace=SESSIONS,
+        lanes=lanes,
+        warm_s=1800.0,
+        capacity_bytes=3_250_000 * row_bytes,
+        checkpoints="prompt_end+junction+interval:32768",
+    )
+    forest = forest_of(bench)
+    (all_plain, plain), (all_ours, ours), (_, best) = (
+        tallies(bench, forest, evict) for evict in ("lru", "forebay", "optimal")
+    )
+    rows_alone = tallies(
+        replace(bench, capacity_tokens=3_250_000, capacity_bytes=None, checkpoints="every"), forest, "optimal"
+    )
+    assert all_plain.hit_blocks <= all_ours.hit_blocks <= rows_alone[0].hit_blocks
+    assert ours.by_token >= plain.by_token + (best.by_token - plain.by_token) / 2
+
+
+@recorded
 def test_thrashing_sessions_keep_half_of_the_way_to_the_clairvoyant() -> None:
     """A cut of the lanes that CI can afford: 32 lanes, half an hour, the last quarter of it counted."""
     bench = IndexBench(trace=SESSIONS, lanes=32, seconds=1800.0, warm_s=1350.0, capacity_tokens=2_000_000)
