@@ -209,17 +209,21 @@ class Memory:
         return []
 
     def _save_below(self, move: Move) -> None:
-        below = self.ssd if move.target == "ssd" else self.cluster
-        assert below is not None, "moves to a lower tier need it"
-        data = self.pool.gather(move.source_pages, move.n_bytes) if move.source == "device" else self._from_host(move)
+        if move.target == "pool":
+            assert self.cluster is not None, "moves to the pool need it"
+            self.cluster.save(move, partial(self._read, move))
+            return
+        assert self.ssd is not None, "moves to the SSD need it"
+        data = self._read(move)
         if data is None:  # wrong bytes would get a right checksum
-            below.lose(move)
-        elif isinstance(below, SsdPool):
-            below.save(move, data, self._pinned_on_ssd)
+            self.ssd.lose(move)
         else:
-            below.save(move, data)
+            self.ssd.save(move, data, self._pinned_on_ssd)
 
-    def _from_host(self, move: Move) -> Bytes | None:
+    def _read(self, move: Move) -> Bytes | None:
+        """What a move down is to save; None where the host finds it wrong."""
+        if move.source == "device":
+            return self.pool.gather(move.source_pages, move.n_bytes)
         assert self.host is not None, "moves from the host need its pages"
         return self.host.read(move)
 

@@ -106,7 +106,7 @@ def _round(traffic: PoolTraffic, client: MooncakeClient, memory: Bytes, objects:
 
 def _put(traffic: PoolTraffic, units: list[PoolObject], rows: Bytes) -> None:
     for unit in units:
-        assert traffic.put(unit, rows), traffic.events
+        assert traffic.put(unit, lambda: rows), traffic.events
     assert traffic.flush(JOIN_S)
     assert not traffic.events, traffic.events
 

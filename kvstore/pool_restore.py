@@ -44,7 +44,7 @@ class PoolRestore:
         while self._reading:
             readings, answer = self._reading[0]
             if not answer.done():
-                if monotonic() < self._until_s:
+                if monotonic() < self._late_s:
                     return False
                 return self._give_up(readings)
             del self._reading[0]
@@ -59,8 +59,13 @@ class PoolRestore:
         if self._rest is not None:
             coming.append(self._rest)
         if coming:
-            left_s = max(0.0, self._until_s - monotonic())
+            left_s = max(0.0, self._late_s - monotonic())
             wait_for(coming, left_s if timeout_s is None else min(left_s, timeout_s), "FIRST_COMPLETED")
+
+    @property
+    def _late_s(self) -> float:
+        """When to do without. What comes for others meanwhile is progress."""
+        return max(self._until_s, self._traffic.fetched_s + self._read_s)
 
     def _take(self, reading: Reading, fetched: Fetched) -> None:
         if fetched.rows is not None:
@@ -92,7 +97,7 @@ class PoolRestore:
         if self._rest is None:
             self._rest = self._traffic.ask_for([reading.unit.name for reading in rest if reading.unit is not None])
         if not self._rest.done():
-            return monotonic() >= self._until_s
+            return monotonic() >= self._late_s
         missing = set(self._rest.result())
         for reading in rest:
             if reading.unit is not None and reading.unit.name in missing:

@@ -65,8 +65,8 @@ class PoolTier:
         self._looked_at = 0
         self._looked_s = monotonic()
 
-    def save(self, move: Move, rows: Bytes) -> None:
-        """Queue a unit's bytes, [pages, n_bytes]."""
+    def save(self, move: Move, rows: Callable[[], Bytes | None]) -> None:
+        """Queue a unit's bytes, [pages, n_bytes], which are read only where there is room. None: they are wrong."""
         assert move.label is not None
         unit, pages = object_of(self._layout, self._mark, move.label), move.target_pages.tolist()
         if self.traffic.put(unit, rows):
@@ -74,12 +74,6 @@ class PoolTier:
         else:
             self._forget(pages)
             self._lost += pages
-
-    def lose(self, move: Move) -> None:
-        """What this move should have saved is not there to be saved."""
-        pages = move.target_pages.tolist()
-        self._forget(pages)
-        self._lost += pages
 
     def restore(self, device: DevicePool, moves: Iterable[Move]) -> PoolRestore:
         readings = [reading for move in moves for reading in self._by_object(move)]

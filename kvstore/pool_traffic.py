@@ -1,6 +1,6 @@
 """What goes to and from the cluster-wide pool: everything that may take time, in threads of its own.
 
-    traffic.put(unit, rows) -> bool          queued, or skipped since the queue is full or nobody is there yet
+    traffic.put(unit, rows) -> bool          queued, or skipped since the queue is full or nobody is there
     traffic.read(units) -> Future            each one's rows, verified, or why not
     traffic.ask(keys) -> Future              what the pool has of a prompt
     traffic.take_absent() -> names           what turned out not to be there; None: nothing can be relied on any more
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from time import sleep
+from time import monotonic, sleep
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ from forebay.kvstore.totals import PoolEvent
 Bytes = npt.NDArray[np.uint8]
 BATCH_OBJECTS = 32
 JOIN_EVERY_S = 1.0
+AWAY_S = 1.0
+"""How long nothing is sent to a master that did not answer."""
+
 CLOSE_S = 3.0
 _EVENTS: dict[Trouble, PoolEvent] = {"full": "full", "unreachable": "unreachable"}
 
@@ -55,11 +58,13 @@ class PoolTraffic:
         self._out, self._in = Room(self._memory[:room_bytes]), Room(self._memory[room_bytes:])
         self._fetcher = Fetcher(self._in, config, self._tell)
         self._client: Client | None = None
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._queue: deque[_Put] = deque()
         self._waiting: dict[str, _Put] = {}
         self._absent: list[str] = []
         self._is_lost = False
+        self._away_until_s = 0.0
+        self.fetched_s = monotonic()
         self._closing = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pool-read")
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="pool-ask")
@@ -89,13 +94,13 @@ class PoolTraffic:
         """What one read may ask for: two fit into the memory at a time."""
         return len(self._in.bytes) // 2
 
-    def put(self, unit: PoolObject, rows: Bytes) -> bool:
-        """Copies `rows` [rows, row_bytes]. False: it will not be there."""
-        lent = self._out.take(unit.total_bytes) if self.is_joined else None
-        if lent is None:
-            self._tell("skipped")
+    def put(self, unit: PoolObject, rows: Callable[[], Bytes | None]) -> bool:
+        """Copies `rows()`, [rows, row_bytes], if there is room; None: wrong ones. False: it will not be there."""
+        lent = self._out.take(unit.total_bytes) if self.is_joined and monotonic() >= self._away_until_s else None
+        if lent is None or (data := rows()) is None:
+            self._tell("skipped" if lent is None else "failed")
             return False
-        unit.fill(lent.bytes, rows)
+        unit.fill(lent.bytes, data)
         put = _Put(unit=unit, lent=lent)
         with self._changed:
             self._queue.append(put)
@@ -194,8 +199,7 @@ class PoolTraffic:
                     del self._waiting[put.unit.name]
                 if trouble is not None:
                     self._absent.append(put.unit.name)
-                    self._events[_EVENTS.get(trouble, "failed")] += 1
-            self._is_lost |= "unreachable" in troubles
+                    self._tell(_EVENTS.get(trouble, "failed"))
             self._changed.notify_all()
         return True
 
@@ -228,7 +232,8 @@ class PoolTraffic:
         """Count it. While the master is away nothing can be relied on, and what it knew may be gone."""
         with self._changed:
             self._events[event] += 1
-            self._is_lost |= event == "unreachable"
+            if event == "unreachable":
+                self._is_lost, self._away_until_s = True, monotonic() + AWAY_S
 
     def _read(self, units: list[PoolObject], waiting: dict[str, _Put]) -> list[Fetched]:
         """In the reading thread. `waiting`: what is on its way there, and is taken from here."""
@@ -236,6 +241,7 @@ class PoolTraffic:
         if client is None:
             return [Fetched(rows=None, trouble="gone") for _ in units]
         fetched = {unit.name: each for unit, each in zip(wanted, self._fetcher.fetch(client, wanted), strict=True)}
+        self.fetched_s = monotonic()
         for name, put in waiting.items():
             fetched[name] = Fetched(rows=put.unit.data_of(put.lent.bytes), lent=put.lent)
         return [fetched[unit.name] for unit in units]
