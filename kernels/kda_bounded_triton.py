@@ -33,7 +33,7 @@ def sign_matrix(chunk: int, dtype: torch.dtype, device: torch.device) -> torch.T
 
 
 @triton.jit
-def _exp2(x, FAST: tl.constexpr):
+def exp2(x, FAST: tl.constexpr):
     """2^x; FAST is one instruction, and 0 for what would be subnormal."""
     if FAST:
         return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
@@ -41,10 +41,10 @@ def _exp2(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _sigmoid2(x, FAST: tl.constexpr):
+def sigmoid2(x, FAST: tl.constexpr):
     """1 / (1 + 2^-x)."""
     if FAST:
-        one = 1.0 + _exp2(-x, FAST)
+        one = 1.0 + exp2(-x, FAST)
         return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [one], tl.float32, is_pure=True, pack=1)
     return 1.0 / (1.0 + tl.exp2(-x))
 
@@ -53,7 +53,7 @@ def _sigmoid2(x, FAST: tl.constexpr):
 def _gate(z, dt_bias, rate, lower, t, col, d, some, MID: tl.constexpr, FAST: tl.constexpr):
     """log2 decay of the rows t and channels d of a head, whose columns start at col."""
     raw = load_rows(z, t, col + d[None, :], some) + tl.load(dt_bias + col + d).to(tl.float32)[None, :]
-    return tl.where(some, _sigmoid2(raw * rate, FAST) * (lower * LOG2E), 0.0).to(MID)
+    return tl.where(some, sigmoid2(raw * rate, FAST) * (lower * LOG2E), 0.0).to(MID)
 
 
 @triton.jit
@@ -79,9 +79,9 @@ def quarter_kernel(
         t = (start + row) * z_stride
         g = _gate(z, dt_bias, rate, lower, t[:, None], h * D, d, (row < rows)[:, None], MID, FAST).to(tl.float32)
         total = tl.sum(g, 0)
-        tl.store(quarters + (tile * N + r) * D + d, _exp2(total, FAST))
+        tl.store(quarters + (tile * N + r) * D + d, exp2(total, FAST))
         whole += total
-    tl.store(decay + tile * D + d, _exp2(whole, FAST))
+    tl.store(decay + tile * D + d, exp2(whole, FAST))
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def bounded_chunk_kernel(
         third = tl.load(quarter + 2 * D)[None, :]
         g = _gate(z, dt_bias, rate, lower, (t * z_stride)[:, None], h * D, d, some, MID, FAST)
         exponent = tl.dot(from_middle, g, input_precision="ieee")
-        grown = _exp2(exponent, FAST)
+        grown = exp2(exponent, FAST)
         from_start = tl.where(early, first, first * second * third)
         qg = load_rows(q, (t * q_stride)[:, None], col, some) * q_scale[:, None] * grown
         kx = load_rows(k, (t * k_stride)[:, None], col, some) * k_scale[:, None]
@@ -131,7 +131,7 @@ def bounded_chunk_kernel(
         tl.store(w + at, (kg * from_start * b[:, None]).to(kind))
         q_low = qg.to(LOW)
         k_low = kg.to(LOW)
-        own = kx * _exp2(-exponent, FAST)  # keys referred to their own half's middle
+        own = kx * exp2(-exponent, FAST)  # keys referred to their own half's middle
         late = tl.where(early, own * second * third, own)  # and all to the second half's
         tl.store(k_end + at, (late * tl.load(quarter + 3 * D)[None, :]).to(kind))
         to_own = tl.trans(own.to(LOW))

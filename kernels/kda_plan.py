@@ -1,18 +1,41 @@
-"""How a variable-length batch of KDA prefills is cut: chunks, checkpoints, and segments that run side by side.
+"""How a variable-length batch of KDA prefills is cut: chunks, checkpoints, segments that run side by side, and spans
+that run one behind the other.
 
-A plan is a few small integer tables on the device, made once a batch and used by every KDA layer. Chunks of CHUNK
-tokens lie on multiples of CHUNK from each sequence's start; a checkpoint elsewhere ends its chunk early and begins the
+A plan is a few small integer tables on the device, made once a batch and used by every KDA layer. Chunks of `chunk`
+tokens lie on multiples of it from each sequence's start; a checkpoint elsewhere ends its chunk early and begins the
 next one behind it, so that a state can be kept after any token.
+
+What the chunks hand to the scan is far larger than what they were given, so a long batch goes through in spans, runs
+of chunks over all sequences: one span's scratch serves the next, and chunks of one run beside the scan of another.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Chunks `first .. first + chunks`. `segment_first` counts from the span's first chunk; `segment_final` is the
+    sequence a segment belongs to where its state is to be written, else -1; `segment_goes_on`: 1 where an earlier span
+    has begun the sequence.
+    """
+
+    first: int
+    chunks: int
+    segment_first: Tensor  # [segments + 1]
+    segment_final: Tensor  # [segments]
+    segment_goes_on: Tensor  # [segments]
+
+    @property
+    def segments(self) -> int:
+        return self.segment_final.shape[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +47,15 @@ class Plan:
     """
 
     lengths: tuple[int, ...]
+    chunk: int
     chunk_start: Tensor  # [chunks] first token of each
-    chunk_rows: Tensor  # [chunks] tokens of each, at most CHUNK
+    chunk_rows: Tensor  # [chunks] tokens of each, at most `chunk`
     chunk_slot: Tensor  # [chunks] checkpoint to write after it, -1 none
     segment_first: Tensor  # [segments + 1] first chunk of each
     segment_final: Tensor  # [segments]
     sequence_segments: Tensor  # [N + 1]
     checkpoints: int
+    spans: tuple[Span, ...]
 
     @property
     def tokens(self) -> int:
@@ -54,10 +79,14 @@ def make_plan(
     checkpoints: Sequence[Sequence[int]] | None = None,
     segments: int = 1,
     device: torch.device | str = "cpu",
+    chunk: int = CHUNK,
+    span_tokens: int | None = None,
 ) -> Plan:
     """`lengths` > 0 of the packed sequences; `checkpoints[n]`: ascending token counts of sequence n after which the
     state is kept (slots are numbered in this order over the whole batch); each sequence is cut in up to `segments`.
+    `span_tokens`, a multiple of `chunk`: full chunks of so many tokens make a span; the default is one span.
     """
+    assert segments == 1 or span_tokens is None, "what is long enough for spans needs no segments"
     starts: list[int] = []
     rows: list[int] = []
     slots: list[int] = []
@@ -69,7 +98,7 @@ def make_plan(
         assert all(0 < e <= length for e in ends), "checkpoints lie inside their sequence"
         assert list(ends) == sorted(set(ends)), "checkpoints ascend"
         before = len(starts)
-        for begin, end in _spans(length, ends):
+        for begin, end in _chunks(length, ends, chunk):
             starts.append(token + begin)
             rows.append(end - begin)
             slots.append(kept if end in ends else -1)
@@ -83,8 +112,11 @@ def make_plan(
     def table(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
+    size = len(starts) if span_tokens is None else span_tokens // chunk
+    cuts_of_spans = [(at, _part(first, final, at, min(at + size, len(starts)))) for at in range(0, len(starts), size)]
     return Plan(
         lengths=tuple(lengths),
+        chunk=chunk,
         chunk_start=table(starts),
         chunk_rows=table(rows),
         chunk_slot=table(slots),
@@ -92,6 +124,32 @@ def make_plan(
         segment_final=table(final),
         sequence_segments=table(of_sequence),
         checkpoints=kept,
+        spans=tuple(
+            Span(
+                first=at,
+                chunks=part.first[-1],
+                segment_first=table(part.first),
+                segment_final=table(part.final),
+                segment_goes_on=table(part.goes_on),
+            )
+            for at, part in cuts_of_spans
+        ),
+    )
+
+
+class _Part(NamedTuple):
+    first: list[int]
+    final: list[int]
+    goes_on: list[int]
+
+
+def _part(first: list[int], final: list[int], begin: int, end: int) -> _Part:
+    """The segments that have chunks in begin .. end, as a span counts them."""
+    inside = [m for m in range(len(final)) if first[m] < end and first[m + 1] > begin]
+    return _Part(
+        first=[max(first[m], begin) - begin for m in inside] + [end - begin],
+        final=[final[m] for m in inside],
+        goes_on=[int(first[m] < begin) for m in inside],
     )
 
 
@@ -103,9 +161,9 @@ def segments_to_fill(lengths: Sequence[int], heads: int, processors: int) -> int
     return max(1, min(filled, max(lengths) // (8 * CHUNK)))
 
 
-def _spans(length: int, ends: tuple[int, ...]) -> list[tuple[int, int]]:
+def _chunks(length: int, ends: tuple[int, ...], chunk: int) -> list[tuple[int, int]]:
     """[begin, end) of each chunk of a sequence."""
-    edges = sorted({0, length, *range(CHUNK, length, CHUNK), *ends})
+    edges = sorted({0, length, *range(chunk, length, chunk), *ends})
     return list(pairwise(edges))
 
 

@@ -15,40 +15,41 @@ import triton.language as tl
 
 
 @triton.jit
-def _advance(S, U, k_end, decay, tile, C: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):
+def _advance(S, U, k_end, decay, tile, C: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
     """S <- e^(G_last) S + k_end^T U, transposed; U in the type of the products."""
     i = tl.arange(0, C)
     d = tl.arange(0, D)
-    ends = tl.load(k_end + tile * C * D + i[:, None] * D + d[None, :]).to(U.dtype)
+    ends = tl.load(k_end + tile * TILE + i[:, None] * D + d[None, :]).to(U.dtype)
     kept = S * tl.load(decay + tile * D + d)[None, :]
     return tl.dot(U, ends, acc=kept, input_precision=PRECISION)
 
 
 @triton.jit
-def _rows(part, tile, C: tl.constexpr, D: tl.constexpr, LOW: tl.constexpr):
-    """A tile [C, D], transposed."""
+def _rows(part, tile, C: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, LOW: tl.constexpr):
+    """A tile [C, D], transposed; TILE elements from tile to tile."""
     i = tl.arange(0, C)
     d = tl.arange(0, D)
-    return tl.trans(tl.load(part + tile * C * D + i[:, None] * D + d[None, :]).to(LOW))
+    return tl.trans(tl.load(part + tile * TILE + i[:, None] * D + d[None, :]).to(LOW))
 
 
 @triton.jit
-def _corrections(S_low, w, u, tile, e, C: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):
+def _corrections(S_low, w, u, tile, e, C: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
     """u - w S for value columns e, transposed: [BV, C]."""
     i = tl.arange(0, C)
-    ws = tl.dot(S_low, _rows(w, tile, C, D, S_low.dtype), input_precision=PRECISION)
-    return tl.load(u + tile * C * D + i[None, :] * D + e[:, None]).to(tl.float32) - ws
+    ws = tl.dot(S_low, _rows(w, tile, C, D, TILE, S_low.dtype), input_precision=PRECISION)
+    return tl.load(u + tile * TILE + i[None, :] * D + e[:, None]).to(tl.float32) - ws
 
 
 @triton.jit
 def scan_kernel(
     w, u, q_decay, k_end, pairs, decay, chunk_start, chunk_rows, chunk_slot, segment_first, segment_final,
-    state_in, state_out, kept, o, o_stride, H,
-    D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, FROM_ZERO: tl.constexpr, CHECKPOINTS: tl.constexpr,
-    LOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    segment_goes_on, state_in, state_out, kept, o, o_stride, H,
+    D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr, FROM_ZERO: tl.constexpr,
+    CHECKPOINTS: tl.constexpr, SPANS: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """state_in [segments, H, D, D] (absent where FROM_ZERO), state_out [N, H, D, D], kept [checkpoints, H, D, D], all
-    fp32; o [T, H, D] with a row stride.
+    fp32; o [T, H, D] with a row stride. SPANS: segments are parts of whole sequences, state_in is [N, H, D, D], and a
+    part that goes on reads what the one before it left in state_out.
     """
     h = tl.program_id(1).to(tl.int64)
     n = tl.program_id(2)
@@ -56,17 +57,23 @@ def scan_kernel(
     d = tl.arange(0, D)
     e = tl.program_id(0) * BV + tl.arange(0, BV)
     corner = d[None, :] * D + e[:, None]
-    if FROM_ZERO:  # noqa: SIM108
+    final = tl.load(segment_final + n).to(tl.int64)
+    if SPANS:
+        goes_on = tl.load(segment_goes_on + n) > 0
+        S = tl.load(tl.where(goes_on, state_out, state_in) + (final * H + h) * D * D + corner)
+        if FROM_ZERO:
+            S = tl.where(goes_on, S, 0.0)
+    elif FROM_ZERO:
         S = tl.zeros((BV, D), tl.float32)
     else:
         S = tl.load(state_in + (n * H + h) * D * D + corner)
     for c in tl.range(tl.load(segment_first + n), tl.load(segment_first + n + 1), num_stages=STAGES):
         tile = c * H + h
         S_low = S.to(LOW)
-        U = _corrections(S_low, w, u, tile, e, C, D, PRECISION).to(LOW)
-        out = tl.dot(S_low, _rows(q_decay, tile, C, D, LOW), input_precision=PRECISION)
-        S = _advance(S, U, k_end, decay, tile, C, D, PRECISION)
-        out = tl.dot(U, _rows(pairs, tile, C, C, LOW), acc=out, input_precision=PRECISION)
+        U = _corrections(S_low, w, u, tile, e, C, D, TILE, PRECISION).to(LOW)
+        out = tl.dot(S_low, _rows(q_decay, tile, C, D, TILE, LOW), input_precision=PRECISION)
+        S = _advance(S, U, k_end, decay, tile, C, D, TILE, PRECISION)
+        out = tl.dot(U, _rows(pairs, tile, C, C, C * C, LOW), acc=out, input_precision=PRECISION)
         t = tl.load(chunk_start + c).to(tl.int64) + i
         live = i < tl.load(chunk_rows + c)
         to = o + t[None, :] * o_stride + (h * D + e)[:, None]
@@ -75,7 +82,6 @@ def scan_kernel(
             slot = tl.load(chunk_slot + c).to(tl.int64)
             if slot >= 0:
                 tl.store(kept + (slot * H + h) * D * D + corner, S)
-    final = tl.load(segment_final + n).to(tl.int64)
     if final >= 0:
         tl.store(state_out + (final * H + h) * D * D + corner, S)
 
@@ -83,6 +89,7 @@ def scan_kernel(
 @triton.jit
 def reduce_kernel(
     w, u, k_end, decay, segment_first, transition, from_zero, H, D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    TILE: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Programs (slice, head, segment): the first D / BV slices run the state from zero, the others the transition,
@@ -99,10 +106,10 @@ def reduce_kernel(
     for c in tl.range(tl.load(segment_first + n), tl.load(segment_first + n + 1), num_stages=STAGES):
         tile = c * H + h
         S_low = S.to(LOW)
-        ws = tl.dot(S_low, _rows(w, tile, C, D, LOW), input_precision=PRECISION)
+        ws = tl.dot(S_low, _rows(w, tile, C, D, TILE, LOW), input_precision=PRECISION)
         i = tl.arange(0, C)
-        U = tl.load(u + tile * C * D + i[None, :] * D + e[:, None]).to(tl.float32) * given - ws
-        S = _advance(S, U.to(LOW), k_end, decay, tile, C, D, PRECISION)
+        U = tl.load(u + tile * TILE + i[None, :] * D + e[:, None]).to(tl.float32) * given - ws
+        S = _advance(S, U.to(LOW), k_end, decay, tile, C, D, TILE, PRECISION)
     to = (n * H + h) * D * D + d[None, :] * D + e[:, None]
     if of_transition:
         tl.store(transition + to, S)

@@ -13,9 +13,16 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forebay.kernels import kda_bounded_triton, kda_chunks_triton, kda_scan_triton, kda_solve_triton, kda_steps_triton
+from forebay.kernels import (
+    kda_bounded_triton,
+    kda_chunks_triton,
+    kda_fused_triton,
+    kda_scan_triton,
+    kda_solve_triton,
+    kda_steps_triton,
+)
 from forebay.kernels.kda_plan import CHUNK
-from forebay.kernels.kda_triton import TUNED
+from forebay.kernels.kda_tuning import TUNED
 
 LOW, MID, D, H = tl.bfloat16, tl.float16, 128, 96
 INT_TABLES = (
@@ -24,6 +31,7 @@ INT_TABLES = (
     "chunk_slot",
     "segment_first",
     "segment_final",
+    "segment_goes_on",
     "sequence_segments",
     "page",
     "accepted",
@@ -32,7 +40,7 @@ FP32 = (
     "A_log", "dt_bias", "decay", "quarters", "state_in", "state_out", "kept", "transition", "from_zero", "segment_in",
     "states", "taps", "norm_weight",
 )  # fmt: skip
-FP16 = ("strict", "signs")
+FP16 = ("strict", "signs", "sums")
 SCALARS = {"lower": "fp32", "eps": "fp32"}
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -49,19 +57,40 @@ LAUNCHES = {
         8,
         {"DP": 32, "C": CHUNK, "B": kda_chunks_triton.BLOCK, "LOW": LOW, "PRECISION": "tf32"},
     ),
+    "fused": (
+        kda_fused_triton.fused_chunk_kernel,
+        T.fused_warps,
+        {"DP": T.fused_channels, "C": 32, "LEVELS": 5, "LOW": LOW, "MID": MID, "FAST": True},
+    ),
+    "fused-four-warps": (
+        kda_fused_triton.fused_chunk_kernel,
+        4,
+        {"DP": 64, "C": 32, "LEVELS": 5, "LOW": LOW, "MID": MID, "FAST": True},
+    ),
     "solve": (kda_solve_triton.solve_kernel, T.solve_warps, {"C": CHUNK, "LEVELS": 6, "LOW": LOW, "MID": MID}),
     "scan": (
         kda_scan_triton.scan_kernel,
         T.scan_warps,
         {
-            "BV": T.scan_columns, "C": CHUNK, "FROM_ZERO": False, "CHECKPOINTS": True, "LOW": LOW, "PRECISION": "tf32",
-            "STAGES": T.scan_stages,
+            "BV": T.scan_columns, "C": CHUNK, "TILE": CHUNK * D, "FROM_ZERO": False, "CHECKPOINTS": True,
+            "SPANS": False, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages,
+        },
+    ),
+    "scan-short-chunks": (
+        kda_scan_triton.scan_kernel,
+        4,
+        {
+            "BV": 64, "C": 32, "TILE": 4 * 32 * D, "FROM_ZERO": False, "CHECKPOINTS": True,
+            "SPANS": True, "LOW": LOW, "PRECISION": "tf32", "STAGES": 3,
         },
     ),
     "reduce": (
         kda_scan_triton.reduce_kernel,
         T.reduce_warps,
-        {"BV": T.reduce_columns, "C": CHUNK, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages},
+        {
+            "BV": T.reduce_columns, "C": CHUNK, "TILE": CHUNK * D, "LOW": LOW, "PRECISION": "tf32",
+            "STAGES": T.scan_stages,
+        },
     ),
     "compose": (kda_scan_triton.compose_kernel, 8, {"BV": 16, "FROM_ZERO": False, "PRECISION": "tf32x3"}),
     "step": (
