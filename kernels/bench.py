@@ -13,6 +13,7 @@ from forebay.ops import bench_report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="F", help="also write the record to this file")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="show two records side by side")
+    parser.add_argument("--variants", action="store_true", help="KDA in ways not measured yet, beside what is tuned")
     parser.add_argument("--repeats", type=int, default=15, help="runs a figure is the median of")
 
 
@@ -22,10 +23,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     import torch  # not needed to compare records
 
-    from forebay.kernels import bench_kda
-
+    if args.variants:
+        from forebay.kernels.bench_kda_variants import rows  # imports triton
+    else:
+        from forebay.kernels.bench_kda import rows
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    made = bench_report.report(bench_kda.rows(device, args.repeats))
+    made = bench_report.report(rows(device, args.repeats))
     print(bench_report.table(made))
     if args.json:
         bench_report.write_json(made, args.json)

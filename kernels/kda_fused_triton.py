@@ -4,8 +4,8 @@ state arrives (`kda_chunks_triton` states the algebra), the inverse and what it 
 Over half of so short a chunk the decay stays within e^80, so all of it is referred to the running sum at its middle, r:
 e^(G_i - G_j) = e^(G_i - r) e^(r - G_j), one product (`kda_bounded_triton` says why that holds). All sums of log
 decays, from the chunk's start, from its middle and behind each token, are products of g with matrices of 0, 1 and -1:
-no scan over rows; columns of tokens that are not there are zero in them. beta multiplies the inverse's columns, not what
-stands behind it.
+no scan over rows; columns of tokens that are not there are zero in them. beta multiplies the inverse's columns, not
+what stands behind it.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"

@@ -218,6 +218,7 @@ def _chunks_then_solve(
     solve_kernel[(H, span.chunks)](
         v, beta, parts.strict, *tables, parts.w, parts.u, v.stride(0), beta.stride(0), H, D=D, C=C,
         LEVELS=C.bit_length() - 1, LOW=kinds["LOW"], MID=kinds["MID"], num_warps=tuning.solve_warps,
+        maxnreg=tuning.solve_registers,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from forebay.kernels.kda_batch import Layer, Tokens
 from forebay.kernels.kda_prefill_triton import prefill
-from forebay.kernels.kda_steps_triton import CONV_WIDTH, replay_kernel, step_kernel
+from forebay.kernels.kda_steps_triton import CONV_WIDTH, replay_halves_kernel, replay_kernel, step_kernel
 from forebay.kernels.kda_tuning import TUNED, Tuning
 
 __all__ = ["TUNED", "Tuning", "conv_recurrence", "prefill", "recurrence", "replay", "step"]
@@ -56,8 +56,8 @@ def _step(
         tokens.x, tokens.z, tokens.beta, tokens.gate, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight,
         states, tails, page, o, layer.lower_bound, layer.eps, tokens.x.stride(0), tokens.z.stride(0),
         tokens.beta.stride(0), tokens.gate.stride(0), o.stride(0), states.stride(0), tails.stride(0), H,
-        D=D, HALVES=tuning.step_halves, BOUNDED=layer.gate == "bounded", CONV=convolve, NORM=norm,
-        num_warps=tuning.step_warps,
+        D=D, HALVES=tuning.step_halves, EARLY=tuning.step_early, BOUNDED=layer.gate == "bounded", CONV=convolve,
+        NORM=norm, num_warps=tuning.step_warps, maxnreg=tuning.step_registers,
     )  # fmt: skip
     return o
 
@@ -79,9 +79,14 @@ def replay(
     flat = [part.flatten(0, 1) for part in (tokens.x, tokens.z, tokens.beta, tokens.gate)]
     _check_layout(layer, states, tails)
     o = torch.empty((B, window, H * D), dtype=tokens.x.dtype, device=tokens.x.device)
-    replay_kernel[(H, B)](
-        *flat, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight, states, tails, page, accepted, o,
-        layer.lower_bound, layer.eps, *(part.stride(0) for part in flat), H * D, states.stride(0), tails.stride(0), H,
-        D=D, DRAFT=drafted, WINDOW=window, BOUNDED=layer.gate == "bounded", num_warps=tuning.replay_warps,
-    )  # fmt: skip
+    inputs = (*flat, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight, states, tails, page, accepted)
+    strides = (layer.lower_bound, layer.eps, *(part.stride(0) for part in flat), H * D)
+    strides += (states.stride(0), tails.stride(0), H)
+    shape = {"D": D, "DRAFT": drafted, "WINDOW": window, "BOUNDED": layer.gate == "bounded"}
+    launch = {"num_warps": tuning.replay_warps, "maxnreg": tuning.replay_registers}
+    if tuning.replay_halves:
+        keys_decays = torch.empty((B, H, drafted, 2, D), dtype=torch.float32, device=o.device)
+        replay_halves_kernel[(H, B)](*inputs, keys_decays, o, *strides, **shape, **launch)
+    else:
+        replay_kernel[(H, B)](*inputs, o, *strides, **shape, **launch)
     return o

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """Warps of each kernel, channels or columns that a program takes at a time, stages of the scan. `overlap`: the scan
-    of a span runs on a stream of its own, beside the next span's chunks.
+    of a span runs on a stream of its own, beside the next span's chunks. `_registers`: a cap a thread.
     """
 
     chunk_warps: int = 4
@@ -16,6 +16,7 @@ class Tuning:
     fused_warps: int = 8
     fused_channels: int = 128
     solve_warps: int = 4
+    solve_registers: int | None = None
     scan_columns: int = 128
     scan_warps: int = 8
     scan_stages: int = 2
@@ -24,6 +25,10 @@ class Tuning:
     overlap: bool = False
     step_warps: int = 4
     step_halves: bool = True
+    step_early: bool = False
+    step_registers: int | None = None
+    replay_halves: bool = False
+    replay_registers: int | None = None
     replay_warps: int = 4
 
 

@@ -1,6 +1,7 @@
 """`forebay bench kernels` where nothing but torch is installed, and plans."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,38 @@ def test_bench_needs_neither_ray_nor_http(tmp_path: Path) -> None:
     assert any(row["name"].startswith("prefill T") for row in told["rows"])
 
 
+VARIANTS = """
+import torch
+from forebay.kernels import bench_kda_variants as bench
+bench.PREFILL_VARIANTS = {name: bench.PREFILL_VARIANTS[name] for name in ("as tuned", SHORT)}
+bench.STEP_VARIANTS = {name: bench.STEP_VARIANTS[name] for name in ("early",)}
+bench.REPLAY_VARIANTS = {name: bench.REPLAY_VARIANTS[name] for name in ("by halves",)}
+for row in bench.rows(torch.device("cpu"), 1):
+    print(row.name, row.value, row.unit, sep="|")
+"""
+
+
+def test_variants_are_checked_then_timed() -> None:
+    pytest.importorskip("triton")
+    short = "short chunks, spans of 1024 overlapped"
+    ran = subprocess.run(
+        [sys.executable, "-c", VARIANTS.replace("SHORT", repr(short))],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    told = {name: (float(value), unit) for name, value, unit in (line.split("|") for line in ran.stdout.splitlines())}
+    assert told[f"prefill bits repeat, {short}"] == (1.0, "of 1")
+    assert told["replay leaves the bits of steps, by halves"] == (1.0, "of 1")
+    assert all(value < 1e-5 for value, unit in told.values() if unit == "relative")
+    assert not [name for name, (_, unit) in told.items() if unit == "failed"]
+    best = [name for name in told if ": best, " in name]
+    assert len(best) == 5  # a prefill, a step, replays of three counts
+
+
 def test_compare_divides_second_by_first(tmp_path: Path) -> None:
     paths = tmp_path / "a.json", tmp_path / "b.json"
     for path, value in zip(paths, (2.0, 3.0), strict=True):
@@ -56,6 +89,16 @@ def test_plan_covers_every_token_once() -> None:
     assert ends == {32: 0, 100: 1, 214: 2}
     assert plan.segment_first.tolist()[-1] == plan.chunks
     assert [n for n in plan.segment_final.tolist() if n >= 0] == [0, 1, 2]
+
+
+def test_spans_cover_every_chunk_once_and_go_on_where_sequences_do() -> None:
+    plan = make_plan((150, 64, 5), span_tokens=2 * CHUNK)
+    chunks = [c for span in plan.spans for c in range(span.first, span.first + span.chunks)]
+    assert chunks == list(range(plan.chunks))
+    assert [span.segment_first.tolist() for span in plan.spans] == [[0, 2], [0, 1, 2], [0, 1]]
+    assert [span.segment_final.tolist() for span in plan.spans] == [[0], [0, 1], [2]]
+    assert [span.segment_goes_on.tolist() for span in plan.spans] == [[0], [1, 0], [0]]
+    assert len(make_plan((150, 64, 5)).spans) == 1
 
 
 def test_plan_refuses_checkpoints_outside() -> None:

@@ -95,32 +95,35 @@ def from_projection() -> float:
     return worst(fast.prefill(q, k, v, z, beta, of, plan, None), twin.prefill(*whole, z, beta, of, plan, None))
 
 
-def step(gate: Gate, halves: bool) -> float:
+def step(gate: Gate, halves: bool, early: bool = False) -> float:
     of, page = layer(gate), torch.tensor([4, 0, 2], dtype=torch.int32)
     states, tails = pages(5, of, torch.float32)
     given = random_tokens((3,), of, torch.float32)
     ours, theirs = (states.clone(), tails.clone()), (states.clone(), tails.clone())
-    tuned = dataclasses.replace(fast.TUNED, step_halves=halves)
+    tuned = dataclasses.replace(fast.TUNED, step_halves=halves, step_early=early)
     o, right = fast.step(given, of, *ours, page, tuned), twin.step(given, of, *theirs, page)
     return max(relative(o, right), *(relative(a, b) for a, b in zip(ours, theirs, strict=True)))
 
 
-def replay() -> float:
-    """Every accepted count 0..4 of 4 at once, window of 2: against plain decode by the twin, and bit for bit against
-    the step kernel.
+def replay(halves: bool, window: int = 2) -> float:
+    """Every accepted count 0..4 of 4 at once: against plain decode by the twin, and bit for bit against the step
+    kernel.
     """
     of, page = layer(), torch.tensor([3, 1, 0, 5, 4], dtype=torch.int32)
     states, tails = pages(6, of, torch.float32)
     accepted = torch.arange(5, dtype=torch.int32)
-    given = random_tokens((5, 6), of, torch.float32)
+    given = random_tokens((5, 4 + window), of, torch.float32)
     ours, theirs, steps = ((states.clone(), tails.clone()) for _ in range(3))
-    o, right = fast.replay(given, 4, accepted, of, *ours, page), twin.replay(given, 4, accepted, of, *theirs, page)
-    whole = dataclasses.replace(fast.TUNED, step_halves=False)
+    tuned = dataclasses.replace(fast.TUNED, step_halves=halves, replay_halves=halves)
+    o, right = (
+        fast.replay(given, 4, accepted, of, *ours, page, tuned),
+        twin.replay(given, 4, accepted, of, *theirs, page),
+    )
     for n in range(5):
         for t in range(n):
-            fast.step(given.at(n, t), of, *steps, page[n, None], whole)
+            fast.step(given.at(n, t), of, *steps, page[n, None], tuned)
     same = all(torch.equal(a, b) for a, b in zip(ours, steps, strict=True))
-    errors = [relative(o, right), *(relative(a, b) for a, b in zip(ours, theirs, strict=True))]
+    errors = [relative(o, right) if window else 0.0, *(relative(a, b) for a, b in zip(ours, theirs, strict=True))]
     return max(errors) if same else 1.0
 
 
@@ -153,9 +156,13 @@ CASES: dict[str, Callable[[], float]] = {
     "prefill-from-projection": from_projection,
     "step-bounded": lambda: step("bounded", False),
     "step-bounded-halves": lambda: step("bounded", True),
+    "step-bounded-early": lambda: step("bounded", False, True),
+    "step-bounded-halves-early": lambda: step("bounded", True, True),
     "step-softplus": lambda: step("softplus", True),
     "step-other-pages": untouched,
-    "replay": replay,
+    "replay": lambda: replay(False),
+    "replay-halves": lambda: replay(True),
+    "replay-halves-alone": lambda: replay(True, 0),
 }
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ INT_TABLES = (
 )
 FP32 = (
     "A_log", "dt_bias", "decay", "quarters", "state_in", "state_out", "kept", "transition", "from_zero", "segment_in",
-    "states", "taps", "norm_weight",
+    "states", "taps", "norm_weight", "keys_decays",
 )  # fmt: skip
 FP16 = ("strict", "signs", "sums")
 SCALARS = {"lower": "fp32", "eps": "fp32"}
@@ -96,7 +96,17 @@ LAUNCHES = {
     "step": (
         kda_steps_triton.step_kernel,
         T.step_warps,
-        {"HALVES": T.step_halves, "BOUNDED": True, "CONV": True, "NORM": True},
+        {"HALVES": T.step_halves, "EARLY": T.step_early, "BOUNDED": True, "CONV": True, "NORM": True},
+    ),
+    "step-early": (
+        kda_steps_triton.step_kernel,
+        T.step_warps,
+        {"HALVES": True, "EARLY": True, "BOUNDED": True, "CONV": True, "NORM": True},
+    ),
+    "replay-halves": (
+        kda_steps_triton.replay_halves_kernel,
+        T.replay_warps,
+        {"DRAFT": 8, "WINDOW": 0, "BOUNDED": True},
     ),
     "replay": (kda_steps_triton.replay_kernel, T.replay_warps, {"DRAFT": 8, "WINDOW": 1, "BOUNDED": True}),
 }  # fmt: skip
