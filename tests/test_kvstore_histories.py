@@ -166,11 +166,13 @@ class Histories(RuleBasedStateMachine):
         for each in restoring:
             while not each.advance():
                 each.wait(10)
-            if each.wrong:
+            if each.wrong or each.gone:
                 wrong = each.tier, each.wrong
+                self.memory.lose(each.tier, each.gone)
         if wrong is not None:
             self.memory.store.drop_corrupt(*wrong)
             self.finish(request)
+            self.memory.settle()
             return
         request.lease.ready()
         self.memory.settle()
