@@ -78,14 +78,15 @@ PREFILL_VARIANTS = {
 STEP_VARIANTS = {
     "as tuned": TUNED,
     "whole": replace(TUNED, step_halves=False),
-    "early": replace(TUNED, step_early=True),
-    "early, 168 registers": replace(TUNED, step_early=True, step_registers=168),
-    "early, 128 registers": replace(TUNED, step_early=True, step_registers=128),
+    "early, halves": replace(TUNED, step_parts=2),
+    "early, halves, 168 registers": replace(TUNED, step_parts=2, step_registers=168),
+    "early, quarters": replace(TUNED, step_parts=4),
+    "early, quarters, 128 registers": replace(TUNED, step_parts=4, step_registers=128),
 }
 REPLAY_VARIANTS = {
     "as tuned": TUNED,
-    "by halves": replace(TUNED, replay_halves=True),
-    "by halves, 128 registers": replace(TUNED, replay_halves=True, replay_registers=128),
+    "by halves": replace(TUNED, replay_parts=2),
+    "by quarters": replace(TUNED, replay_parts=4),
 }
 
 
@@ -251,7 +252,7 @@ def _replay_bits(
     """
     accepted = torch.arange(len(page), device=page.device, dtype=torch.int32) % 9
     ours, steps = ((pages[0].clone(), pages[1].clone()) for _ in range(2))
-    stepping = replace(tuning, step_halves=tuning.replay_halves)
+    stepping = replace(tuning, step_halves=False, step_parts=tuning.replay_parts)
     kda_triton.replay(drafted, 8, accepted, layer, *ours, page, tuning)
     for n, count in enumerate(accepted.tolist()):
         for t in range(count):

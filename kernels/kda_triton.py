@@ -5,7 +5,9 @@ from torch import Tensor
 
 from forebay.kernels.kda_batch import Layer, Tokens
 from forebay.kernels.kda_prefill_triton import prefill
-from forebay.kernels.kda_steps_triton import CONV_WIDTH, replay_halves_kernel, replay_kernel, step_kernel
+from forebay.kernels.kda_replay_triton import replay_kernel, replay_parts_kernel
+from forebay.kernels.kda_step_early_triton import step_early_kernel
+from forebay.kernels.kda_steps_triton import CONV_WIDTH, step_kernel
 from forebay.kernels.kda_tuning import TUNED, Tuning
 
 __all__ = ["TUNED", "Tuning", "conv_recurrence", "prefill", "recurrence", "replay", "step"]
@@ -52,13 +54,16 @@ def _step(
     H, D, B = layer.heads, layer.head_dim, page.shape[0]
     _check_layout(layer, states, tails)
     o = torch.empty((B, H * D), dtype=tokens.x.dtype, device=tokens.x.device)
-    step_kernel[(H, B)](
-        tokens.x, tokens.z, tokens.beta, tokens.gate, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight,
-        states, tails, page, o, layer.lower_bound, layer.eps, tokens.x.stride(0), tokens.z.stride(0),
-        tokens.beta.stride(0), tokens.gate.stride(0), o.stride(0), states.stride(0), tails.stride(0), H,
-        D=D, HALVES=tuning.step_halves, EARLY=tuning.step_early, BOUNDED=layer.gate == "bounded", CONV=convolve,
-        NORM=norm, num_warps=tuning.step_warps, maxnreg=tuning.step_registers,
-    )  # fmt: skip
+    inputs = (tokens.x, tokens.z, tokens.beta, tokens.gate, layer.taps, layer.A_log, layer.dt_bias, layer.norm_weight)
+    rows = (part.stride(0) for part in (tokens.x, tokens.z, tokens.beta, tokens.gate, o, states, tails))
+    shape = {"D": D, "BOUNDED": layer.gate == "bounded", "CONV": convolve, "NORM": norm}
+    launch = {"num_warps": tuning.step_warps, "maxnreg": tuning.step_registers}
+    places = (states, tails, page, o, layer.lower_bound, layer.eps)
+    if tuning.step_parts:
+        parts = {"PARTS": tuning.step_parts, "AHEAD": tuning.step_parts > 2}
+        step_early_kernel[(H, B)](*inputs, *places, *rows, H, **shape, **parts, **launch)
+    else:
+        step_kernel[(H, B)](*inputs, *places, *rows, H, **shape, HALVES=tuning.step_halves, **launch)
     return o
 
 
@@ -84,9 +89,9 @@ def replay(
     strides += (states.stride(0), tails.stride(0), H)
     shape = {"D": D, "DRAFT": drafted, "WINDOW": window, "BOUNDED": layer.gate == "bounded"}
     launch = {"num_warps": tuning.replay_warps, "maxnreg": tuning.replay_registers}
-    if tuning.replay_halves:
-        keys_decays = torch.empty((B, H, drafted, 2, D), dtype=torch.float32, device=o.device)
-        replay_halves_kernel[(H, B)](*inputs, keys_decays, o, *strides, **shape, **launch)
+    if tuning.replay_parts:
+        prepared = torch.empty((B, H, drafted, 3, D), dtype=torch.float32, device=o.device)
+        replay_parts_kernel[(H, B)](*inputs, prepared, o, *strides, **shape, PARTS=tuning.replay_parts, **launch)
     else:
         replay_kernel[(H, B)](*inputs, o, *strides, **shape, **launch)
     return o

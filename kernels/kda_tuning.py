@@ -8,7 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """Warps of each kernel, channels or columns that a program takes at a time, stages of the scan. `overlap`: the scan
-    of a span runs on a stream of its own, beside the next span's chunks. `_registers`: a cap a thread.
+    of a span runs on a stream of its own, beside the next span's chunks. `_parts`, of a step
+    or a replay: the kernels that take the state in so many parts of its columns, and ask early; 0: the others.
+    `_registers`: a cap a thread.
     """
 
     chunk_warps: int = 4
@@ -25,9 +27,9 @@ class Tuning:
     overlap: bool = False
     step_warps: int = 4
     step_halves: bool = True
-    step_early: bool = False
+    step_parts: int = 0
     step_registers: int | None = None
-    replay_halves: bool = False
+    replay_parts: int = 0
     replay_registers: int | None = None
     replay_warps: int = 4
 

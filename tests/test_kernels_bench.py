@@ -37,7 +37,7 @@ VARIANTS = """
 import torch
 from forebay.kernels import bench_kda_variants as bench
 bench.PREFILL_VARIANTS = {name: bench.PREFILL_VARIANTS[name] for name in ("as tuned", SHORT)}
-bench.STEP_VARIANTS = {name: bench.STEP_VARIANTS[name] for name in ("early",)}
+bench.STEP_VARIANTS = {name: bench.STEP_VARIANTS[name] for name in ("early, quarters",)}
 bench.REPLAY_VARIANTS = {name: bench.REPLAY_VARIANTS[name] for name in ("by halves",)}
 for row in bench.rows(torch.device("cpu"), 1):
     print(row.name, row.value, row.unit, sep="|")

@@ -95,17 +95,17 @@ def from_projection() -> float:
     return worst(fast.prefill(q, k, v, z, beta, of, plan, None), twin.prefill(*whole, z, beta, of, plan, None))
 
 
-def step(gate: Gate, halves: bool, early: bool = False) -> float:
+def step(gate: Gate, halves: bool, parts: int = 0) -> float:
     of, page = layer(gate), torch.tensor([4, 0, 2], dtype=torch.int32)
     states, tails = pages(5, of, torch.float32)
     given = random_tokens((3,), of, torch.float32)
     ours, theirs = (states.clone(), tails.clone()), (states.clone(), tails.clone())
-    tuned = dataclasses.replace(fast.TUNED, step_halves=halves, step_early=early)
+    tuned = dataclasses.replace(fast.TUNED, step_halves=halves, step_parts=parts)
     o, right = fast.step(given, of, *ours, page, tuned), twin.step(given, of, *theirs, page)
     return max(relative(o, right), *(relative(a, b) for a, b in zip(ours, theirs, strict=True)))
 
 
-def replay(halves: bool, window: int = 2) -> float:
+def replay(parts: int, window: int = 2) -> float:
     """Every accepted count 0..4 of 4 at once: against plain decode by the twin, and bit for bit against the step
     kernel.
     """
@@ -114,7 +114,7 @@ def replay(halves: bool, window: int = 2) -> float:
     accepted = torch.arange(5, dtype=torch.int32)
     given = random_tokens((5, 4 + window), of, torch.float32)
     ours, theirs, steps = ((states.clone(), tails.clone()) for _ in range(3))
-    tuned = dataclasses.replace(fast.TUNED, step_halves=halves, replay_halves=halves)
+    tuned = dataclasses.replace(fast.TUNED, step_halves=False, step_parts=parts, replay_parts=parts)
     o, right = (
         fast.replay(given, 4, accepted, of, *ours, page, tuned),
         twin.replay(given, 4, accepted, of, *theirs, page),
@@ -156,13 +156,13 @@ CASES: dict[str, Callable[[], float]] = {
     "prefill-from-projection": from_projection,
     "step-bounded": lambda: step("bounded", False),
     "step-bounded-halves": lambda: step("bounded", True),
-    "step-bounded-early": lambda: step("bounded", False, True),
-    "step-bounded-halves-early": lambda: step("bounded", True, True),
+    "step-bounded-early-halves": lambda: step("bounded", True, 2),
+    "step-bounded-early-quarters": lambda: step("bounded", True, 4),
     "step-softplus": lambda: step("softplus", True),
     "step-other-pages": untouched,
-    "replay": lambda: replay(False),
-    "replay-halves": lambda: replay(True),
-    "replay-halves-alone": lambda: replay(True, 0),
+    "replay": lambda: replay(0),
+    "replay-halves": lambda: replay(2),
+    "replay-quarters-alone": lambda: replay(4, 0),
 }
 
 if __name__ == "__main__":

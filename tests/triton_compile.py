@@ -17,8 +17,10 @@ from forebay.kernels import (
     kda_bounded_triton,
     kda_chunks_triton,
     kda_fused_triton,
+    kda_replay_triton,
     kda_scan_triton,
     kda_solve_triton,
+    kda_step_early_triton,
     kda_steps_triton,
 )
 from forebay.kernels.kda_plan import CHUNK
@@ -38,7 +40,7 @@ INT_TABLES = (
 )
 FP32 = (
     "A_log", "dt_bias", "decay", "quarters", "state_in", "state_out", "kept", "transition", "from_zero", "segment_in",
-    "states", "taps", "norm_weight", "keys_decays",
+    "states", "taps", "norm_weight", "prepared",
 )  # fmt: skip
 FP16 = ("strict", "signs", "sums")
 SCALARS = {"lower": "fp32", "eps": "fp32"}
@@ -96,19 +98,24 @@ LAUNCHES = {
     "step": (
         kda_steps_triton.step_kernel,
         T.step_warps,
-        {"HALVES": T.step_halves, "EARLY": T.step_early, "BOUNDED": True, "CONV": True, "NORM": True},
+        {"HALVES": T.step_halves, "BOUNDED": True, "CONV": True, "NORM": True},
     ),
-    "step-early": (
-        kda_steps_triton.step_kernel,
+    "step-early-halves": (
+        kda_step_early_triton.step_early_kernel,
         T.step_warps,
-        {"HALVES": True, "EARLY": True, "BOUNDED": True, "CONV": True, "NORM": True},
+        {"PARTS": 2, "AHEAD": False, "BOUNDED": True, "CONV": True, "NORM": True},
+    ),
+    "step-early-quarters": (
+        kda_step_early_triton.step_early_kernel,
+        T.step_warps,
+        {"PARTS": 4, "AHEAD": True, "BOUNDED": True, "CONV": True, "NORM": True},
     ),
     "replay-halves": (
-        kda_steps_triton.replay_halves_kernel,
+        kda_replay_triton.replay_parts_kernel,
         T.replay_warps,
-        {"DRAFT": 8, "WINDOW": 0, "BOUNDED": True},
+        {"DRAFT": 8, "WINDOW": 0, "PARTS": 2, "BOUNDED": True},
     ),
-    "replay": (kda_steps_triton.replay_kernel, T.replay_warps, {"DRAFT": 8, "WINDOW": 1, "BOUNDED": True}),
+    "replay": (kda_replay_triton.replay_kernel, T.replay_warps, {"DRAFT": 8, "WINDOW": 1, "BOUNDED": True}),
 }  # fmt: skip
 
 
