@@ -58,6 +58,7 @@ class IndexCache:
         self._children: list[dict[int, None]] = [{} for _ in range(n_nodes)]
         self._nodes: dict[int, deque[int]] = {}
         self._alive = np.zeros(len(uses.forest.accesses) * USE_LEVELS, bool)
+        self._last: Ints = np.zeros(len(self._alive), np.int64)
         self._oldest = 0
 
     def hit(self, path: Sequence[int]) -> int:
@@ -85,7 +86,7 @@ class IndexCache:
         forest = self._uses.forest
         for extent, nodes in parts:
             self._nodes[extent] = deque(nodes)
-            self._alive[extent] = True
+            self._alive[extent], self._last[extent] = True, self._nodes[extent][-1]
             for node in nodes:
                 if not self._present[node] and forest.parents[node] >= 0:
                     self._children[forest.parents[node]][node] = None
@@ -108,16 +109,16 @@ class IndexCache:
             extent = child
         return extent, self._nodes[extent][-1]
 
-    def last_node(self, extent: int) -> int:
-        return self._nodes[extent][-1]
+    def last_nodes(self, extents: Ints) -> Ints:
+        return self._last[extents]
 
     def present(self, node: int) -> int:
         return self._present[node]
 
     def shrink(self, extent: int, blocks: int) -> None:
-        """Take so many blocks, or all, from the extent's end, and first whatever hangs below it: none of that is used
-        unless this one is."""
-        self._cut(extent, self.held_blocks - blocks)
+        """Take so many blocks from the end of an extent that nothing hangs below, of its last node alone."""
+        assert blocks <= self._present[self._nodes[extent][-1]]
+        self._cut_node(extent, self._nodes[extent][-1], self.held_blocks - blocks)
 
     def check(self) -> None:
         """Assert that the counts add up, and that whatever is present has all of its ancestors."""
@@ -161,7 +162,9 @@ class IndexCache:
         if self._uses.forest.parents[node] >= 0:
             del self._children[self._uses.forest.parents[node]][node]
         self._nodes[extent].pop()
-        if not self._nodes[extent]:
+        if self._nodes[extent]:
+            self._last[extent] = self._nodes[extent][-1]
+        else:
             self._drop(extent)
 
     def _drop(self, extent: int) -> None:

@@ -69,7 +69,8 @@ class StateCache:
         self._reuse = Reuse(2 * KINDS)
         self._kept: dict[int, Kept] = {}
         self._wanted: list[int] = []
-        self._needed_by = [0] * n_nodes
+        self._needed_by: Ints = np.zeros(n_nodes, np.int64)
+        self._states_ranked: Floats | None = None
         self._due: Ints = np.zeros(n_nodes, np.int64)
 
     @property
@@ -107,6 +108,7 @@ class StateCache:
 
         `next_uses` of each node of the path and `next_restores` of a node tell the future to the optimal order.
         """
+        self._states_ranked = None
         self._rows.put(parts)
         self._keep(access.path, next_restores)
         if next_uses:
@@ -126,7 +128,7 @@ class StateCache:
             assert kept.before_tokens in {0} | before
             for each in above:
                 needed[each] += 1
-        assert needed == self._needed_by
+        assert needed == self._needed_by.tolist()
 
     def _keep(self, path: Sequence[int], next_restores: Callable[[int], int]) -> None:
         used = {*self._wanted, *(() if self.restored is None else (self.restored,))}
@@ -155,24 +157,21 @@ class StateCache:
 
     def _evict(self, excess_bytes: int) -> None:
         extents = self._rows.alive()
-        nodes = list(self._kept)
-        row_values, state_values = self._row_values(extents), self._state_values(nodes)
-        if len(nodes) and (not len(extents) or state_values.min() <= row_values.min()):
-            node = nodes[int(state_values.argmin())]
-            self._reuse.forget(self._kept[node].stay)
-            self._drop(node)
+        row_values = self._row_values(extents)
+        if self._states_ranked is None:
+            self._states_ranked = self._state_values(list(self._kept))
+        if len(self._kept) and (not len(extents) or self._states_ranked.min() <= row_values.min()):
+            self._drop(list(self._kept)[int(self._states_ranked.argmin())])
             return
         extent, last = self._rows.leaf(int(extents[row_values.argmin()]))
         enough = 1 if last in self._kept else -(-excess_bytes // self._charge.block_bytes)
         self._rows.shrink(extent, min(enough, self._rows.present(last)))
-        n_blocks = self._uses.forest.n_blocks
-        for node in [node for node in nodes if self._rows.present(node) < n_blocks[node]]:
-            self._reuse.forget(self._kept[node].stay)
-            self._drop(node)
+        if last in self._kept:
+            self._drop(last)
 
     def _row_values(self, extents: Ints) -> Floats:
-        lasts = [self._rows.last_node(extent) for extent in extents.tolist()]
-        needed = np.array([self._needed_by[node] > 0 for node in lasts], bool)
+        lasts = self._rows.last_nodes(extents)
+        needed = self._needed_by[lasts] > 0
         if self.order == "lru":
             return extents.astype(np.float64)
         if self.order == "optimal":
@@ -194,7 +193,9 @@ class StateCache:
 
     def _drop(self, lost: int) -> None:
         """Those after it now save the prefill from the one before it."""
+        self._states_ranked = None
         gone = self._kept.pop(lost)
+        self._reuse.forget(gone.stay)
         self._count(lost, -1)
         at = self._uses.forest.ends[lost] * self._uses.forest.block_tokens
         for node, kept in self._kept.items():
@@ -202,8 +203,7 @@ class StateCache:
                 kept.before_tokens = gone.before_tokens
 
     def _count(self, node: int, by: int) -> None:
-        for each in self._above(node):
-            self._needed_by[each] += by
+        self._needed_by[self._above(node)] += by
 
     def _above(self, node: int) -> list[int]:
         """The node and its ancestors, up to the root."""
