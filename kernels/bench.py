@@ -5,6 +5,8 @@ Needs torch alone, and triton where there is a GPU; no cluster, no HTTP.
 
 import argparse
 import json
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from forebay.ops import bench_report
@@ -28,11 +30,18 @@ def run(args: argparse.Namespace) -> int:
     else:
         from forebay.kernels.bench_kda import rows
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    made = bench_report.report(rows(device, args.repeats))
+    made = bench_report.report(_told(rows(device, args.repeats)))
     print(bench_report.table(made))
     if args.json:
         bench_report.write_json(made, args.json)
     return 0
+
+
+def _told(rows: Iterable[bench_report.Row]) -> Iterator[bench_report.Row]:
+    """Each row also at once: a run that is cut short has told what it measured."""
+    for row in rows:
+        print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
+        yield row
 
 
 def compare(first: Path, second: Path) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from forebay.kernels import bench_inputs, kda_batch, kda_triton
+from forebay.kernels import bench_inputs, kda_batch, kda_prefill_triton, kda_triton
 from forebay.kernels.bench_kda import (
     DECODES,
     OUTPUT_ERROR_MAX,
@@ -161,6 +161,28 @@ def _prefill_rows(
         run = partial(kda_triton.prefill, *given, layer, plan, state, variant.tuning)
         yield from _timed(f"prefill {case.name}", name, run, device, repeats, found)
     yield from _best(f"prefill {case.name}", found, case.published)
+    if case in (PREFILLS[0], SMALL_PREFILLS[0]):
+        yield from _stage_rows(case, variants, (given, layer, state), device, repeats)
+
+
+def _stage_rows(
+    case: PrefillCase,
+    variants: dict[str, Variant],
+    inputs: tuple[bench_inputs.Prefill, Layer, Tensor],
+    device: torch.device,
+    repeats: int,
+) -> Iterator[Row]:
+    """Where the time of a variant that goes through in one span is spent."""
+    given, layer, state = inputs
+    chunks: Measured = {}
+    scan: Measured = {}
+    for name, variant in variants.items():
+        plan = variant.plan(case, device)
+        if len(plan.spans) > 1:
+            continue
+        before, last = kda_prefill_triton.stages(*given, layer, plan, state, variant.tuning)
+        yield from _timed(f"chunks alone {case.name}", name, before, device, repeats, chunks)
+        yield from _timed(f"scan alone {case.name}", name, last, device, repeats, scan)
 
 
 def _timed(

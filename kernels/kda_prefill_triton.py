@@ -1,7 +1,8 @@
 """KDA prefill on a CUDA device: launches of the chunks' kernels, of the scan, and of the segments' passes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton.language as tl
@@ -102,11 +103,7 @@ def prefill(
     assert q.shape == (plan.tokens, H, D)
     assert beta.shape == (plan.tokens, H)
     given = _Inputs(q=_rows(q), k=_rows(k), v=_rows(v), z=_rows(z), beta=beta)
-    made = Prefilled(
-        o=torch.empty((plan.tokens, H, D), dtype=v.dtype, device=v.device),
-        state=torch.empty((len(plan.lengths), H, D, D), dtype=torch.float32, device=v.device),
-        checkpoints=torch.empty((plan.checkpoints, H, D, D), dtype=torch.float32, device=v.device),
-    )
+    made = _room(given, layer, plan)
     if tuning.overlap and len(plan.spans) > 1 and q.is_cuda:
         _overlapped(given, layer, plan, state, made, tuning)
         return made
@@ -116,6 +113,37 @@ def prefill(
         before = _segment_states(parts, layer, plan, state, q.dtype, tuning) if plan.segmented else state
         _scan(parts, layer, plan, span, before, made, tuning)
     return made
+
+
+def stages(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    z: Tensor,
+    beta: Tensor,
+    layer: Layer,
+    plan: Plan,
+    state: Tensor | None,
+    tuning: Tuning = TUNED,
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A prefill's first span in two, to be timed apart: all that comes before the scan, and the scan of what that has
+    left.
+    """
+    given, span = _Inputs(q=q, k=k, v=v, z=z, beta=beta), plan.spans[0]
+    made, parts = _room(given, layer, plan), _scratch(given, layer, plan, span.chunks)
+    return (
+        partial(_chunks, given, layer, plan, span, parts, tuning),
+        partial(_scan, parts, layer, plan, span, state, made, tuning),
+    )
+
+
+def _room(given: _Inputs, layer: Layer, plan: Plan) -> Prefilled:
+    H, D, v = layer.heads, layer.head_dim, given.v
+    return Prefilled(
+        o=torch.empty((plan.tokens, H, D), dtype=v.dtype, device=v.device),
+        state=torch.empty((len(plan.lengths), H, D, D), dtype=torch.float32, device=v.device),
+        checkpoints=torch.empty((plan.checkpoints, H, D, D), dtype=torch.float32, device=v.device),
+    )
 
 
 def _overlapped(
