@@ -169,7 +169,7 @@ def test_bench_store_measures_the_ssd_beside_plain_files_and_the_pool_beside_its
     from forebay.cluster import bench_lookup
     from forebay.kvstore import pool_bench, ssd_bench
 
-    for name, small in (("PROMPT_TOKENS", 1 << 13), ("ROUNDS", 1), ("COPIED_BYTES", 16 << 20)):
+    for name, small in (("PROMPT_TOKENS", 1 << 13), ("ROUNDS", 1), ("COPIED_BYTES", 32 << 20)):
         monkeypatch.setattr(bench_lookup, name, small)
     for name, small in (("ROUNDS", 1), ("RECORD_BYTES", 1 << 16), ("QUEUE_BYTES", 1 << 20)):
         monkeypatch.setattr(ssd_bench, name, small)
