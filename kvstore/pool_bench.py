@@ -105,10 +105,11 @@ def _round(traffic: PoolTraffic, client: MooncakeClient, memory: Bytes, objects:
 
 
 def _put(traffic: PoolTraffic, units: list[PoolObject], rows: Bytes) -> None:
+    before = traffic.events
     for unit in units:
         assert traffic.put(unit, lambda: rows), traffic.events
     assert traffic.flush(JOIN_S)
-    assert not traffic.events, traffic.events
+    assert traffic.events == before, traffic.events
 
 
 def _get(traffic: PoolTraffic, units: list[PoolObject], rows: Bytes) -> None:
