@@ -79,7 +79,8 @@ class StoreConfig:
     """How long one part of a restore may take before the prompt does without."""
 
     pool_ssd_path: str | None = None
-    """Folder on each node where Mooncake keeps what its memory has no room for. None: memory only."""
+    """Folder on each node where Mooncake keeps what its memory has no room for, as long as the worker lives that wrote
+    it; a master at an address must have its offload enabled. None: memory only."""
 
     pool_metadata: str = PEER_TO_PEER
     """Mooncake's metadata server; with P2PHANDSHAKE none is needed."""

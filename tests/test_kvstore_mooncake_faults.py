@@ -54,7 +54,7 @@ def test_a_master_that_dies_under_load_costs_hits_for_a_while(tmp_path: Path, ma
         assert pid is not None
         numbers, during, away_s, started = count(), [], 0.0, time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        while time.monotonic() - started < 20 and sum(during[-SESSIONS:]) < SESSIONS:
+        while time.monotonic() - started < 60 and sum(during[-SESSIONS:]) < SESSIONS:
             asked = time.monotonic()
             during.append(serve(memory, session(next(numbers) % SESSIONS))[0] > 0)
             away_s = max(away_s, time.monotonic() - asked)
