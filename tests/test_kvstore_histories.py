@@ -33,7 +33,7 @@ from tests.kvstore_twin import BLOCK, Owner, compute, tiny_layout, verify
 
 LAYOUT = tiny_layout()
 LEASES_MAX = 4
-STEPS = 64
+STEPS = 50
 LEAST_EVENTS, MEDIAN_EVENTS = 20, 40
 """Shorter histories are thrown away, and more are made; the median has this many at least."""
 
