@@ -62,8 +62,10 @@ PREFILL_VARIANTS = {
     "spans of 2048 overlapped": Variant(tuning=replace(_BESIDE, chunk_channels=16), span_tokens=2048),
     "short chunks": Variant(tuning=TUNED, chunk=FUSED_CHUNK),
     "short chunks, deep": Variant(tuning=_DEEP, chunk=FUSED_CHUNK),
+    "short chunks, deeper": Variant(tuning=replace(TUNED, scan_stages=4), chunk=FUSED_CHUNK),
     "short chunks, four warps": Variant(tuning=replace(_DEEP, fused_warps=4, fused_channels=64), chunk=FUSED_CHUNK),
     "short chunks, scan by halves": Variant(tuning=replace(_HALVED, scan_stages=3), chunk=FUSED_CHUNK),
+    "short chunks, scan by halves, deeper": Variant(tuning=replace(_HALVED, scan_stages=4), chunk=FUSED_CHUNK),
     "short chunks, spans of 8192": Variant(tuning=_DEEP, chunk=FUSED_CHUNK, span_tokens=8192),
     "short chunks, spans of 1024 overlapped": Variant(
         tuning=replace(_BESIDE, scan_stages=3), chunk=FUSED_CHUNK, span_tokens=1024

@@ -62,7 +62,7 @@ def fused_chunk_kernel(
     LOW: tl.constexpr, MID: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Program (head, chunk). Inputs [T, H, D] with a row stride each, beta logits [T, H]. Writes made [chunks, H, 4, C,
-    D]: w, u, q_decay, k_end, and pairs [chunks, H, C, C], zero in rows behind a short chunk's end, and decay [chunks,
+    D]: w, q_decay, u, k_end, and pairs [chunks, H, C, C], zero in rows behind a short chunk's end, and decay [chunks,
     H, D] fp32. Channels are taken DP at a time.
     """
     h = tl.program_id(0)
@@ -108,7 +108,7 @@ def fused_chunk_kernel(
         p = tl.dot((qx * grown).to(LOW), keys, acc=p, input_precision="ieee")
         a = tl.dot((kx * grown).to(LOW), keys, acc=a, input_precision="ieee")
         reach = exp2(tl.dot(from_start, g, input_precision="ieee"), FAST)
-        tl.store(made + (at + 2 * C * D), (qx * reach).to(kind))
+        tl.store(made + (at + C * D), (qx * reach).to(kind))
         tl.store(made + at, (kx * reach).to(kind))
         tl.store(decay + part + tl.arange(0, DP), tl.sum(tl.where(i == C - 1, reach, 0.0), 0))
         left = exp2(tl.dot(to_end, g, input_precision="ieee"), FAST)
@@ -125,4 +125,4 @@ def fused_chunk_kernel(
         solved = tl.dot(x, kg, input_precision="ieee").to(kind)
         tl.debug_barrier()  # every row has been read before one is replaced
         tl.store(made + at, solved)
-        tl.store(made + (at + C * D), tl.dot(x, values, input_precision="ieee").to(kind))
+        tl.store(made + (at + 2 * C * D), tl.dot(x, values, input_precision="ieee").to(kind))

@@ -24,7 +24,7 @@ DECAY_EXPONENT_MAX = 80.0  # e^80 leaves fp32 and bf16 room for what it multipli
 class _Parts:
     """What the chunks' kernels hand on: w, u, q_decay, k_end [chunks, H, C, D], four tensors or parts of one; pairs
     [chunks, H, C, C]; decay [chunks, H, D]; strict [chunks, H, C, C], the matrix to invert, where it passes through
-    memory.
+    memory. `paired`: q_decay's tile lies right behind w's.
     """
 
     w: Tensor
@@ -34,6 +34,7 @@ class _Parts:
     pairs: Tensor
     decay: Tensor
     strict: Tensor
+    paired: bool
 
     @property
     def stride(self) -> int:
@@ -173,7 +174,7 @@ def _scratch(given: _Inputs, layer: Layer, plan: Plan, chunks: int) -> _Parts:
         return torch.empty((chunks, H, *shape), dtype=dtype, device=device)
 
     fused = _fused(layer, plan)
-    w, u, q_decay, k_end = room(4, C, D).unbind(2) if fused else [room(C, D) for _ in range(4)]
+    w, q_decay, u, k_end = room(4, C, D).unbind(2) if fused else [room(C, D) for _ in range(4)]
     return _Parts(
         w=w,
         u=u,
@@ -182,6 +183,7 @@ def _scratch(given: _Inputs, layer: Layer, plan: Plan, chunks: int) -> _Parts:
         pairs=room(C, C),
         decay=room(D, dtype=torch.float32),
         strict=room(0 if fused else C, C, dtype=_mid(dtype)),
+        paired=fused,
     )
 
 
@@ -265,7 +267,7 @@ def _scan(
         *(table[span.first :] for table in tables),
         span.segment_first, span.segment_final, span.segment_goes_on, before if before is not None else made.state,
         made.state, made.checkpoints, made.o, made.o.stride(0), H, D=D, BV=BV, C=plan.chunk, TILE=parts.stride,
-        FROM_ZERO=before is None, CHECKPOINTS=plan.checkpoints > 0, SPANS=len(plan.spans) > 1,
+        FROM_ZERO=before is None, CHECKPOINTS=plan.checkpoints > 0, SPANS=len(plan.spans) > 1, PAIRED=parts.paired,
         LOW=kinds["LOW"], PRECISION=kinds["PRECISION"], STAGES=tuning.scan_stages, num_warps=tuning.scan_warps,
     )  # fmt: skip
 

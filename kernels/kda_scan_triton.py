@@ -33,23 +33,17 @@ def _rows(part, tile, C: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, LOW:
 
 
 @triton.jit
-def _corrections(S_low, w, u, tile, e, C: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
-    """u - w S for value columns e, transposed: [BV, C]."""
-    i = tl.arange(0, C)
-    ws = tl.dot(S_low, _rows(w, tile, C, D, TILE, S_low.dtype), input_precision=PRECISION)
-    return tl.load(u + tile * TILE + i[None, :] * D + e[:, None]).to(tl.float32) - ws
-
-
-@triton.jit
 def scan_kernel(
     w, u, q_decay, k_end, pairs, decay, chunk_start, chunk_rows, chunk_slot, segment_first, segment_final,
     segment_goes_on, state_in, state_out, kept, o, o_stride, H,
     D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr, FROM_ZERO: tl.constexpr,
-    CHECKPOINTS: tl.constexpr, SPANS: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    CHECKPOINTS: tl.constexpr, SPANS: tl.constexpr, PAIRED: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """state_in [segments, H, D, D] (absent where FROM_ZERO), state_out [N, H, D, D], kept [checkpoints, H, D, D], all
     fp32; o [T, H, D] with a row stride. SPANS: segments are parts of whole sequences, state_in is [N, H, D, D], and a
-    part that goes on reads what the one before it left in state_out.
+    part that goes on reads what the one before it left in state_out. PAIRED: q_decay's tile lies right behind w's, and
+    both are multiplied at once.
     """
     h = tl.program_id(1).to(tl.int64)
     n = tl.program_id(2)
@@ -70,8 +64,14 @@ def scan_kernel(
     for c in tl.range(tl.load(segment_first + n), tl.load(segment_first + n + 1), num_stages=STAGES):
         tile = c * H + h
         S_low = S.to(LOW)
-        U = _corrections(S_low, w, u, tile, e, C, D, TILE, PRECISION).to(LOW)
-        out = tl.dot(S_low, _rows(q_decay, tile, C, D, TILE, LOW), input_precision=PRECISION)
+        if PAIRED:
+            both = tl.dot(S_low, _rows(w, tile, 2 * C, D, TILE, LOW), input_precision=PRECISION)
+            ws, out = tl.split(tl.permute(tl.reshape(both, (BV, 2, C)), (0, 2, 1)))
+        else:
+            ws = tl.dot(S_low, _rows(w, tile, C, D, TILE, LOW), input_precision=PRECISION)
+        U = (tl.load(u + tile * TILE + i[None, :] * D + e[:, None]).to(tl.float32) - ws).to(LOW)
+        if not PAIRED:
+            out = tl.dot(S_low, _rows(q_decay, tile, C, D, TILE, LOW), input_precision=PRECISION)
         S = _advance(S, U, k_end, decay, tile, C, D, TILE, PRECISION)
         out = tl.dot(U, _rows(pairs, tile, C, C, C * C, LOW), acc=out, input_precision=PRECISION)
         t = tl.load(chunk_start + c).to(tl.int64) + i

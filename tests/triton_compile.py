@@ -75,7 +75,7 @@ LAUNCHES = {
         T.scan_warps,
         {
             "BV": T.scan_columns, "C": CHUNK, "TILE": CHUNK * D, "FROM_ZERO": False, "CHECKPOINTS": True,
-            "SPANS": False, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages,
+            "SPANS": False, "PAIRED": False, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages,
         },
     ),
     "scan-short-chunks": (
@@ -83,7 +83,7 @@ LAUNCHES = {
         4,
         {
             "BV": 64, "C": 32, "TILE": 4 * 32 * D, "FROM_ZERO": False, "CHECKPOINTS": True,
-            "SPANS": True, "LOW": LOW, "PRECISION": "tf32", "STAGES": 3,
+            "SPANS": True, "PAIRED": True, "LOW": LOW, "PRECISION": "tf32", "STAGES": 3,
         },
     ),
     "reduce": (
