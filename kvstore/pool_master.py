@@ -34,6 +34,9 @@ EVICTED_SHARE = 0.1
 WRITE_TTL_S = 20
 """How long a put may take. What a dead client left unfinished is free afterwards."""
 
+_STARTER = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+"""Becomes the master. SIGTERM comes (PR_SET_PDEATHSIG) when the process that keeps it is gone, however that ended."""
+
 
 class KeptMaster:
     """A context manager. `log`: where its lines go, by default nowhere. Raises PoolError where it cannot start."""
@@ -103,7 +106,7 @@ class KeptMaster:
             "minloglevel": 1,
             "logtostderr": "true",
         }
-        words = [self._program, *(f"--{name}={value}" for name, value in flags.items())]
+        words = [sys.executable, "-c", _STARTER, self._program, *(f"--{name}={value}" for name, value in flags.items())]
         with _opened(self._log) as log:
             try:
                 # A session of its own: what a terminal sends to stop the endpoint would end it before the workers.

@@ -3,11 +3,15 @@
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from mooncake_rig import needs_mooncake, wait_until
 
+from forebay.cluster import processes
 from forebay.cluster.config import EndpointConfig, worker_config
 from forebay.cluster.pool import pool
 from forebay.cluster.start_checks import StartError, check_mooncake
@@ -62,6 +66,23 @@ def test_a_master_of_its_own_lives_until_the_end_and_comes_back_meanwhile(tmp_pa
         assert made.master is not None
         assert made.master.wait_ready()
     assert not Path("/proc", str(again["master_pid"])).exists()
+
+
+def test_it_does_not_outlive_the_process_that_keeps_it() -> None:
+    needs_mooncake()
+    code = """
+        import time
+        from forebay.kvstore.pool_master import KeptMaster
+        with KeptMaster() as master:
+            print(master.pid, flush=True)
+            time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout is not None
+        pid = int(keeper.stdout.readline())
+        assert processes.find(pid) is not None
+        keeper.kill()
+        wait_until(lambda: processes.find(pid) is None, 10, "it stays behind")
 
 
 def test_an_address_that_does_not_answer_is_said_and_served_without(tmp_path: Path) -> None:
