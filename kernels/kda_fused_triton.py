@@ -85,6 +85,8 @@ def fused_chunk_kernel(
     decay += tile * D
     dt_bias += h * D
 
+    if DP == D:  # needed last, asked for first
+        values = tl.load(v + (i * v_stride + tl.arange(0, D)[None, :]), mask=some, other=0.0).to(LOW)
     b = tl.sigmoid(tl.load(beta + start * beta_stride + h + r * beta_stride, mask=live, other=0.0).to(tl.float32))
     rate = tl.exp(tl.load(A_log + h).to(tl.float32)) * LOG2E
     q_scale = (_inverse_norms(q, i * q_stride, live, D) * (D**-0.5))[:, None]
@@ -94,6 +96,7 @@ def fused_chunk_kernel(
     to_end = tl.load(sums + 2 * C * C + square, mask=there, other=0.0)
     p = tl.zeros((C, C), tl.float32)
     a = tl.zeros((C, C), tl.float32)
+    kg = tl.zeros((C, DP), LOW)
     for part in tl.range(0, D, DP, num_stages=1):
         d = part + tl.arange(0, DP)[None, :]
         at = i * D + d
@@ -109,20 +112,26 @@ def fused_chunk_kernel(
         a = tl.dot((kx * grown).to(LOW), keys, acc=a, input_precision="ieee")
         reach = exp2(tl.dot(from_start, g, input_precision="ieee"), FAST)
         tl.store(made + (at + C * D), (qx * reach).to(kind))
-        tl.store(made + at, (kx * reach).to(kind))
+        kg = (kx * reach).to(LOW)
+        if DP < D:
+            tl.store(made + at, kg.to(kind))  # until the inverse is there
         tl.store(decay + part + tl.arange(0, DP), tl.sum(tl.where(i == C - 1, reach, 0.0), 0))
         left = exp2(tl.dot(to_end, g, input_precision="ieee"), FAST)
         tl.store(made + (at + 3 * C * D), (kx * left).to(kind))
     tl.store(pairs + tile * C * C + square, tl.where(j <= i, p, 0.0).to(kind))
     x = _invert(tl.where(j < i, a * b[:, None], 0.0).to(MID), i ^ j, LEVELS, MID)
     x = (x * tl.reshape(b, (1, C))).to(LOW)
-    tl.debug_barrier()  # all of k e^G is there
+    if DP < D:
+        tl.debug_barrier()  # all of k e^G is there
     for part in tl.range(0, D, DP, num_stages=1):
         d = part + tl.arange(0, DP)[None, :]
         at = i * D + d
-        kg = tl.load(made + at).to(LOW)
-        values = tl.load(v + (i * v_stride + d), mask=some, other=0.0).to(LOW)
+        if DP < D:
+            kg = tl.load(made + at).to(LOW)
+        if DP < D:
+            values = tl.load(v + (i * v_stride + d), mask=some, other=0.0).to(LOW)
         solved = tl.dot(x, kg, input_precision="ieee").to(kind)
-        tl.debug_barrier()  # every row has been read before one is replaced
+        if DP < D:
+            tl.debug_barrier()  # every row has been read before one is replaced
         tl.store(made + at, solved)
         tl.store(made + (at + 2 * C * D), tl.dot(x, values, input_precision="ieee").to(kind))

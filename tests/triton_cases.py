@@ -69,6 +69,14 @@ def split(chunk: int = CHUNK) -> float:
     return 0.0 if same and torch.equal(whole.checkpoints, first.state) else 1.0
 
 
+def by_channels() -> float:
+    """Short chunks whose channels are taken a few at a time: w passes through memory."""
+    of, before, plan = layer(), state(1), make_plan((70,), chunk=SHORT)
+    given = random_prefill(70, of, torch.float32)
+    few = dataclasses.replace(fast.TUNED, fused_channels=DIM // 2)
+    return worst(fast.prefill(*given, of, plan, before, few), twin.prefill(*given, of, plan, before))
+
+
 def spans(chunk: int, given_state: bool) -> float:
     """A batch in spans that cut sequences leaves the bits of the same batch at once."""
     of = layer()
@@ -150,6 +158,7 @@ CASES: dict[str, Callable[[], float]] = {
     "prefill-short-chunks-softplus": lambda: prefill("softplus", 1, SHORT),
     "prefill-short-chunks-equal-keys-open": lambda: equal_keys(-30.0, SHORT),
     "prefill-short-chunks-equal-keys-shut": lambda: equal_keys(30.0, SHORT),
+    "prefill-short-chunks-by-channels": by_channels,
     "prefill-short-chunks-split": lambda: split(SHORT),
     "prefill-spans": lambda: spans(CHUNK, True),
     "prefill-short-chunks-spans": lambda: spans(SHORT, False),
