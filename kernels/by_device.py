@@ -1,6 +1,7 @@
-"""Which code runs an operator of KDA's batches: the one place that looks at the device.
+"""Which code runs an operator over a batch: the one place that looks at the device.
 
-On a CUDA device the Triton kernels, elsewhere their slow twins in torch. Signatures are those of `kda_batch`.
+On a CUDA device the Triton kernels, elsewhere their slow twins in torch. Signatures are those of `kda_batch`,
+`mla_batch` and `dsa_batch`.
 """
 
 from types import ModuleType
@@ -8,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from forebay.kernels import kda_batch
+from forebay.kernels import dsa_batch, kda_batch, mla_batch
 from forebay.kernels.kda_batch import Layer, Prefilled, Tokens
 from forebay.kernels.kda_plan import Plan
 
@@ -42,3 +43,21 @@ def replay(
     """`kda_batch.replay`."""
     made: Tensor = kda(tokens.x.device).replay(tokens, drafted, accepted, layer, states, tails, page)
     return made
+
+
+def mla(device: torch.device) -> ModuleType:
+    """The module with attend, attend_slots and prefill for this device."""
+    if device.type == "cuda":
+        from forebay.kernels import mla_triton
+
+        return mla_triton
+    return mla_batch
+
+
+def dsa(device: torch.device) -> ModuleType:
+    """The module with write_keys, quantize_queries, scores and top_k for this device."""
+    if device.type == "cuda":
+        from forebay.kernels import dsa_triton
+
+        return dsa_triton
+    return dsa_batch

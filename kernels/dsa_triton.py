@@ -1,0 +1,145 @@
+"""The indexer on a CUDA device: launches of the Triton kernels, with the signatures of `dsa_batch`."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from forebay.kernels.dsa_batch import GROUP, Chosen
+from forebay.kernels.dsa_keys_triton import quantize_queries_kernel, write_keys_kernel
+from forebay.kernels.dsa_scores_triton import scores_kernel
+from forebay.kernels.mla_batch import Pages
+from forebay.kernels.mla_triton import processors
+from forebay.kernels.topk_triton import top_k_kernel
+
+ROWS = 16  # that a program of the small kernels takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Launch shapes. `score_programs`: of them, how many a multiprocessor gets; `shared_queries`: queries of one
+    sequence that a program of a prefill takes; `piece`: scores of a row that a program of top-k takes, a longer row
+    takes two launches.
+    """
+
+    score_tile: int = 128
+    score_stages: int = 6
+    score_warps: int = 4
+    score_programs: int = 4
+    shared_queries: int = 4
+    shared_warps: int = 8
+    shared_stages: int = 3
+    piece: int = 65536
+    width: int = 0
+    top_k_warps: int = 16
+    top_k_stages: int = 3
+
+
+TUNED = Tuning()
+
+
+def write_keys(keys: Tensor, positions: Tensor, pages: Pages) -> None:
+    """`dsa_batch.write_keys`."""
+    T, D = keys.shape
+    codes, scales = _views(pages)
+    write_keys_kernel[(triton.cdiv(T, ROWS),)](
+        keys, positions, pages.table, codes, scales, T, pages.queries_each(T), keys.stride(0), pages.table.stride(0),
+        pages.pool.stride(0), D=D, BLOCK=ROWS, PAGE=pages.page_tokens, GROUP=GROUP,
+    )  # fmt: skip
+
+
+def _views(pages: Pages) -> tuple[Tensor, Tensor]:
+    """All bytes of the pool as codes and as scales; the kernels know where a group has which."""
+    pool = pages.pool
+    assert pool[0].is_contiguous(), "a page's rows lie one after another"
+    assert pages.page_tokens % GROUP == 0, "a page holds whole groups"
+    return pool.view(torch.float8_e4m3fn), pool.view(torch.float32)
+
+
+def quantize_queries(q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """`dsa_batch.quantize_queries`."""
+    T, H, D = q.shape
+    assert q.stride()[1:] == (D, 1), "heads lie side by side in a row"
+    codes = torch.empty((T, H, D), dtype=torch.float8_e4m3fn, device=q.device)
+    weights = torch.empty((T, H), dtype=torch.float32, device=q.device)
+    quantize_queries_kernel[(triton.cdiv(T * H, ROWS),)](
+        q, w, codes, weights, (H * D) ** -0.5, T * H, H, w.stride(0), q.stride(0), D=D, BLOCK=ROWS
+    )
+    return codes, weights
+
+
+def scores(codes: Tensor, weights: Tensor, pages: Pages, lengths: Tensor, width: int, tuning: Tuning = TUNED) -> Tensor:
+    """`dsa_batch.scores`; beyond a length nothing is written. Rows begin on multiples of 16."""
+    T, H, D = codes.shape
+    each = pages.queries_each(T)
+    together = tuning.shared_queries if each % tuning.shared_queries == 0 else 1
+    stages, warps = (
+        (tuning.score_stages, tuning.score_warps) if together == 1 else (tuning.shared_stages, tuning.shared_warps)
+    )
+    assert pages.page_tokens % tuning.score_tile == 0, "a tile lies inside a page"
+    assert tuning.score_tile % GROUP == 0, "a tile holds whole groups"
+    key_codes, key_scales = _views(pages)
+    out = torch.empty((T, triton.cdiv(width, 16) * 16), dtype=torch.float32, device=codes.device)
+    tiles = triton.cdiv(width, tuning.score_tile)
+    parts = max(1, min(tiles, tuning.score_programs * processors(codes.device) * together // T))
+    scores_kernel[(parts, T // together)](
+        codes, weights, key_codes, key_scales, pages.table, lengths, out, each, pages.table.stride(0),
+        pages.pool.stride(0), out.stride(0), H=H, D=D, QUERIES=together, TILE=tuning.score_tile,
+        PAGE=pages.page_tokens, GROUP=GROUP, STAGES=stages, num_warps=warps,
+    )  # fmt: skip
+    return out[:, :width]
+
+
+def top_k(values: Tensor, lengths: Tensor, k: int, pages: Pages, tuning: Tuning = TUNED) -> Chosen:
+    """`dsa_batch.top_k`; rows of `values` begin on multiples of 16."""
+    T, S = values.shape
+    pieces = triton.cdiv(S, tuning.piece)
+    found = torch.empty((T, triton.cdiv(S, 16) * 16), dtype=torch.int32, device=values.device)
+    if pieces == 1:
+        return _choose(values, None, lengths, k, pages, found, tuning)
+    row = triton.cdiv(pieces * k, 16) * 16
+    places = torch.empty((T, row), dtype=torch.int32, device=values.device)
+    best = torch.empty((T, row), dtype=torch.float32, device=values.device)
+    assert row == pieces * k, "the pieces' choices begin on multiples of 16"
+    counts = torch.empty((T, pieces), dtype=torch.int32, device=values.device)
+    _launch(values, None, lengths, k, None, found, places, places, best, counts, pieces, tuning.piece, tuning)
+    return _choose(best, places, torch.full_like(lengths, row), k, pages, found, tuning)
+
+
+def _choose(
+    values: Tensor, places: Tensor | None, lengths: Tensor, k: int, pages: Pages, found: Tensor, tuning: Tuning
+) -> Chosen:
+    idx, slots = (torch.empty((len(values), k), dtype=torch.int32, device=values.device) for _ in range(2))
+    counts = torch.empty(len(values), dtype=torch.int32, device=values.device)
+    size = triton.cdiv(values.shape[1], 16) * 16
+    _launch(values, places, lengths, k, pages, found, idx, slots, None, counts, 1, size, tuning)
+    return Chosen(positions=idx, slots=slots, counts=counts)
+
+
+def _launch(
+    values: Tensor,
+    places: Tensor | None,
+    lengths: Tensor,
+    k: int,
+    pages: Pages | None,
+    found: Tensor,
+    idx: Tensor,
+    slots: Tensor,
+    best: Tensor | None,
+    counts: Tensor,
+    pieces: int,
+    piece: int,
+    tuning: Tuning,
+) -> None:
+    assert values.stride(0) % 16 == 0, "rows begin on multiples of 16"
+    assert piece % 16 == 0, "pieces begin on multiples of 16"
+    given = lengths if places is None else places
+    table = lengths if pages is None else pages.table
+    top_k_kernel[(pieces, len(values))](
+        values, given, lengths, table, found, idx, slots, values if best is None else best, counts, values.stride(0),
+        given.stride(0), table.stride(0), found.stride(0), 1 if pages is None else pages.queries_each(len(values)),
+        piece, k, k // 16, W=tuning.width or triton.next_power_of_2(2 * k), PLACES=places is not None,
+        VALUES=best is not None, PAGE=0 if pages is None else pages.page_tokens, STAGES=tuning.top_k_stages,
+        num_warps=tuning.top_k_warps,
+    )  # fmt: skip
