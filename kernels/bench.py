@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 from forebay.ops import bench_report
 
@@ -15,7 +16,7 @@ from forebay.ops import bench_report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="F", help="also write the record to this file")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="show two records side by side")
-    parser.add_argument("--variants", action="store_true", help="KDA in ways not measured yet, beside what is tuned")
+    parser.add_argument("--variants", action="store_true", help="ways not measured yet, beside what is tuned")
     parser.add_argument("--repeats", type=int, default=15, help="runs a figure is the median of")
 
 
@@ -26,11 +27,15 @@ def run(args: argparse.Namespace) -> int:
     import torch  # not needed to compare records
 
     if args.variants:
-        from forebay.kernels.bench_kda_variants import rows  # imports triton
+        from forebay.kernels import bench_attention_variants, bench_kda_variants  # import triton
+
+        parts: tuple[ModuleType, ...] = (bench_kda_variants, bench_attention_variants)
     else:
-        from forebay.kernels.bench_kda import rows
+        from forebay.kernels import bench_attention, bench_kda
+
+        parts = (bench_kda, bench_attention)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    made = bench_report.report(_told(rows(device, args.repeats)))
+    made = bench_report.report(_told(row for part in parts for row in part.rows(device, args.repeats)))
     print(bench_report.table(made))
     if args.json:
         bench_report.write_json(made, args.json)

@@ -30,7 +30,8 @@ def test_bench_needs_neither_ray_nor_http(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-2000:]
     told = json.loads(record.read_text())
     assert {"machine", "versions", "rows"} <= told.keys()
-    assert any(row["name"].startswith("prefill T") for row in told["rows"])
+    for operator in ("prefill T", "sparse attention", "index scores", "top-k"):
+        assert any(row["name"].startswith(operator) for row in told["rows"])
 
 
 VARIANTS = """
