@@ -12,7 +12,7 @@ SsdWritePolicy = Literal["write_back", "write_through", "selective"]
 PoolWritePolicy = Literal["write_through", "selective"]
 
 POOL_SEGMENT_BYTES_MIN = 1 << 24
-_POSITIVE = ("device_bytes", "remembered_keys", "prefill_token_s", "ssd_uses", "ssd_queue_bytes")
+_POSITIVE = ("device_bytes", "remembered_keys", "prefill_token_s", "ssd_uses", "ssd_queue_bytes", "remembered_uses")
 _POOL_POSITIVE = ("pool_uses", "pool_copies", "pool_queue_bytes", "pool_known_pages", "pool_ask_s", "pool_read_s")
 
 
@@ -98,6 +98,10 @@ class StoreConfig:
 
     remembered_keys: int = 1 << 16
     """How many lost blocks and checkpoints are remembered, to say why a look-up missed."""
+
+    remembered_uses: int = 1 << 18
+    """Of how many blocks, and of how many checkpoints, the latest use is remembered, in a tier or not: what the
+    eviction learns from. About 200 bytes each."""
 
     def __post_init__(self) -> None:
         parse(self.checkpoints)

@@ -1,52 +1,55 @@
 """What each unit of a tier is worth, so that the least goes first.
 
-A unit is worth the seconds of prefill it saves, per byte it holds (policy.worth):
+What can be given up together is weighed together, by the seconds of prefill it saves per byte it holds, times the uses
+expected of it by holding on (policy.worth; history.py):
 
-    checkpoint   the prefill from the checkpoint before it on its chain up to it
-    span         the prefill from the last checkpoint before it up to the furthest one that needs it
+    checkpoint   the prefill from the checkpoint before it on its chain up to it, over the bytes of its states
+    span         the same prefill, over the bytes of those states and of the rows between the two: the most of all
+                 checkpoints behind it, since it is used whenever one of them is
 
-So a chain under pressure first loses the checkpoints that lie close behind others, then its end, then all.
+So a chain under pressure first loses its end, and the checkpoints that its turns passed by, then all; and nothing
+outlives its root.
 
 Nothing is saved by what cannot be restored: a span that no checkpoint needs, a checkpoint whose rows are not all
 there, or a copy below the device of what the device holds too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
 from forebay.kvstore.layout import Layout
-from forebay.kvstore.policy import PrefillCost, recency, worth
+from forebay.kvstore.policy import PrefillCost, worth
+from forebay.kvstore.reuse import Floats
 
 
 class Valuation:
     """The worth of units as the tiers stand now. Made for one eviction, then dropped."""
 
-    def __init__(self, layout: Layout, tiers: Sequence[TierIndex], cost: PrefillCost, tick: int) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        tiers: Sequence[TierIndex],
+        cost: PrefillCost,
+        densities: Callable[[Sequence[Unit]], Floats],
+    ) -> None:
         self._layout = layout
         self._tiers = tiers
         self._cost = cost
-        self._tick = tick
+        self._densities = densities
         self._rooted: dict[tuple[str, bytes], bool] = {}
-        self._saves: dict[Unit, tuple[int, int]] = {}
+        self._worth: dict[Unit, float] = {}
         self._usable: set[bytes] = set()
         self._walk()
 
     def ranked(self, tier: TierIndex) -> list[tuple[float, Unit]]:
         """(worth, unit) of all that may be evicted, least first; among equals the longest unused."""
-        valued = [(self.of(unit, tier), unit) for unit in tier.evictable()]
+        units = tier.evictable()
+        states = [unit for unit in units if isinstance(unit, Checkpoint) and unit.key in self._usable]
+        self._worth.update(zip(states, self._state_worths(states), strict=True))
+        below = tier is not self._tiers[0]
+        valued = [(0.0 if below and self._held_above(unit) else self._worth.get(unit, 0.0), unit) for unit in units]
         valued.sort(key=lambda pair: (pair[0], pair[1].tick, _place(pair[1])))
         return valued
-
-    def of(self, unit: Unit, tier: TierIndex) -> float:
-        if tier is not self._tiers[0] and self._held_above(unit):
-            return 0.0
-        return worth(self._saved_s(unit), len(unit.pages) * self._layout.page_bytes, recency(self._tick - unit.tick))
-
-    def _saved_s(self, unit: Unit) -> float:
-        if isinstance(unit, Checkpoint):
-            return self._cost.seconds(unit.previous_tokens, unit.tokens) if unit.key in self._usable else 0.0
-        assert isinstance(unit, Span)
-        return self._cost.seconds(*self._saves.get(unit, (0, 0)))
 
     def _held_above(self, unit: Unit) -> bool:
         device = self._tiers[0]
@@ -56,13 +59,15 @@ class Valuation:
         return device.span(unit.group, unit.keys[-1]) is not None
 
     def _walk(self) -> None:
-        """From every checkpoint, the furthest first, up its chain: the first to reach a span is the furthest."""
+        """From every checkpoint that can be restored, the worthiest first, up its chain: what it reaches first is worth
+        as much as it is."""
         held = {key: checkpoint for tier in self._tiers for key, checkpoint in tier.checkpoints.items()}
-        for key, checkpoint in sorted(held.items(), key=lambda item: -item[1].tokens):
-            if all(self._is_rooted(group.name, key) for group in self._layout.paged):
-                self._usable.add(key)
-                for group in self._layout.paged:
-                    self._mark(group.name, checkpoint, held)
+        groups = [group.name for group in self._layout.paged]
+        usable = [each for each in held.values() if all(self._is_rooted(group, each.key) for group in groups)]
+        self._usable = {each.key for each in usable}
+        for value, checkpoint in sorted(zip(self._row_worths(usable), usable, strict=True), key=lambda pair: -pair[0]):
+            for group in groups:
+                self._mark(group, checkpoint.key, value)
 
     def _is_rooted(self, group: str, key: bytes) -> bool:
         """Whether all rows from the prompt's first token up to this block are in some tier."""
@@ -81,20 +86,43 @@ class Valuation:
         self._rooted.update(((group, seen), rooted) for seen in path)
         return rooted
 
-    def _mark(self, group: str, checkpoint: Checkpoint, held: dict[bytes, Checkpoint]) -> None:
-        """Note what every span up this checkpoint's chain saves, unless a further one did."""
-        floor: Checkpoint | None = checkpoint
-        at: bytes | None = checkpoint.key
+    def _mark(self, group: str, key: bytes, value: float) -> None:
+        """All rows up to this block are worth so much, unless something behind them is worth more."""
+        at: bytes | None = key
         while at is not None:
             spans = self._spans(group, at)
-            if all(span in self._saves for span in spans):
+            if all(span in self._worth for span in spans):
                 return
-            start = spans[0].first_block * self._layout.block_tokens
-            while floor is not None and floor.tokens > start:
-                floor = held.get(floor.previous) if floor.previous is not None else None
             for span in spans:
-                self._saves.setdefault(span, (floor.tokens if floor else 0, checkpoint.tokens))
+                self._worth.setdefault(span, value)
             at = spans[0].parent
+
+    def _row_worths(self, checkpoints: Sequence[Checkpoint]) -> list[float]:
+        """Of the rows up to each checkpoint, as far as it needs them."""
+        if not checkpoints or not self._layout.paged:
+            return [0.0] * len(checkpoints)
+        group = self._layout.paged[0].name
+        densities = self._densities([self._spans(group, each.key)[0] for each in checkpoints]).tolist()
+        return [
+            worth(self._saved_s(each), self._held_bytes(each), density)
+            for each, density in zip(checkpoints, densities, strict=True)
+        ]
+
+    def _state_worths(self, checkpoints: Sequence[Checkpoint]) -> list[float]:
+        densities = self._densities(checkpoints).tolist() if checkpoints else []
+        n_bytes = self._layout.state_pages * self._layout.page_bytes
+        return [
+            worth(self._saved_s(each), n_bytes, density) for each, density in zip(checkpoints, densities, strict=True)
+        ]
+
+    def _saved_s(self, checkpoint: Checkpoint) -> float:
+        return self._cost.seconds(checkpoint.previous_tokens, checkpoint.tokens)
+
+    def _held_bytes(self, checkpoint: Checkpoint) -> int:
+        """Of its states, and of the rows from the checkpoint before it on."""
+        tokens = checkpoint.tokens - checkpoint.previous_tokens
+        pages = sum(len(group.layers) * tokens / group.page_tokens for group in self._layout.paged)
+        return int((self._layout.state_pages + pages) * self._layout.page_bytes)
 
     def _spans(self, group: str, key: bytes) -> list[Span]:
         return [span for tier in self._tiers for span in tier.spans[group].get(key, ())]

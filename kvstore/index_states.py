@@ -13,7 +13,7 @@ import numpy as np
 from forebay.kvstore.forest import Access, Lookup
 from forebay.kvstore.index_cache import IndexCache, Lru
 from forebay.kvstore.policy import PrefillCost, checkpoints_for, worth
-from forebay.kvstore.reuse import KINDS, Floats, Ints, Reuse, Stay
+from forebay.kvstore.reuse import KINDS, Floats, Ints, Reuse, Stay, state_kind
 from forebay.kvstore.uses import Uses
 
 StateOrder = Literal["lru", "worth", "optimal"]
@@ -152,7 +152,7 @@ class StateCache:
             self._count(node, 1)
         else:
             self._reuse.end(old.stay, self._uses.now, 1)
-        stay = self._reuse.begin(2 * self._uses.kind(extent) + passed, self._uses.now, 1)
+        stay = self._reuse.begin(state_kind(self._uses.kind(extent), passed), self._uses.now, 1)
         self._kept[node] = Kept(stay=stay, made=first, before_tokens=0, due=due)
 
     def _evict(self, excess_bytes: int) -> None:

@@ -24,6 +24,7 @@ from forebay.kvstore.moves import Move, Pages, Tier
 from forebay.kvstore.pending import Arrival, Pending
 from forebay.kvstore.policy import checkpoints_for
 from forebay.kvstore.tiers import Tiers
+from forebay.kvstore.turn import Turn
 
 
 class Holder(Protocol):
@@ -51,7 +52,13 @@ class Lease:
     """
 
     def __init__(
-        self, tiers: Tiers, holder: Holder, chain: Chain | None, hit: Hit, on_close: "Callable[[Lease], None]"
+        self,
+        tiers: Tiers,
+        holder: Holder,
+        chain: Chain | None,
+        hit: Hit,
+        on_close: "Callable[[Lease], None]",
+        turn: Turn | None = None,
     ) -> None:
         self.holder = holder
         self.hit = hit
@@ -62,6 +69,7 @@ class Lease:
         self._layout = tiers.layout
         self._keys = chain.keys if chain is not None else ()
         self._on_close = on_close
+        self._turn = turn
         self._leased = LeasedPages(tiers, self._keys)
         self._pending = Pending()
         self._committed_blocks = hit.tokens // tiers.layout.block_tokens
@@ -99,6 +107,7 @@ class Lease:
         assert not self.closed
         if self._uncounted_prompt:
             self._tiers.totals.count(self._uncounted_prompt, self.hit, self.moves)
+            self._note_use()
             self._uncounted_prompt = 0
         self._pending.complete()
 
@@ -128,6 +137,7 @@ class Lease:
         known = self._tiers.lookup.checkpoint(self._keys[blocks - 1])
         if known is not None:
             known[1].tick = self._tiers.tick
+            self._note_state(blocks)
             self._pending.take(self._tiers.write_through(self._partial_spans(blocks)))
             return None
         return self._keep_state(blocks)
@@ -238,15 +248,32 @@ class Lease:
                 full.append(span)
         return full
 
+    def _note_use(self) -> None:
+        """The turn uses its prompt's blocks, and the checkpoint that was restored."""
+        if self._turn is not None:
+            self._tiers.history.use(self._turn, self._keys)
+            if self.hit.tokens:
+                self._note_state(self.hit.tokens // self._layout.block_tokens)
+
+    def _note_state(self, blocks: int) -> None:
+        if self._turn is not None and self._layout.states:
+            self._tiers.history.use_state(self._turn, self._keys[blocks - 1], passed=self._is_passed(blocks))
+
+    def _is_passed(self, blocks: int) -> bool:
+        """Does this turn keep a checkpoint behind this one?"""
+        return bool(self.checkpoints) and blocks * self._layout.block_tokens < self.checkpoints[-1]
+
     def _keep_state(self, blocks: int) -> Refusal | None:
         assert self._leased.state is not None, "a model without states has no checkpoints"
         before = self._tiers.lookup.last_checkpoint(self._keys[: blocks - 1])
         previous, previous_tokens = self._keys[before - 1] if before else None, before * self._layout.block_tokens
         tokens, n_pages = blocks * self._layout.block_tokens, self._layout.state_pages
-        room = self._tiers.make_room(n_pages, self._tiers.fresh_worth(previous_tokens, tokens, n_pages))
+        density = self._tiers.history.fresh(self._keys[blocks - 1], passed=self._is_passed(blocks))
+        room = self._tiers.make_room(n_pages, self._tiers.fresh_worth(previous_tokens, tokens, n_pages, density))
         if room is None:
             return self._refusal(self.capacity_tokens, n_pages)
         self._pending.take(room)
+        self._note_state(blocks)
         kept = self._tiers.new_checkpoint(self._keys[blocks - 1], tokens, previous, previous_tokens)
         self._pending.hold(self._tiers.device, kept)
         self._pending.expect(Arrival(tier=self._tiers.device, unit=kept, keys=[]))

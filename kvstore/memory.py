@@ -35,6 +35,7 @@ from forebay.kvstore.pool_tier import PoolTier
 from forebay.kvstore.ssd import Adopt, SsdPool, model_mark
 from forebay.kvstore.ssd_slots import open_log
 from forebay.kvstore.store import Hit, Store
+from forebay.kvstore.turn import Turn
 
 Bytes = npt.NDArray[np.uint8]
 SLOW: tuple[Tier, ...] = ("ssd", "pool")
@@ -81,25 +82,41 @@ class Memory:
         self.discover(chain)
         return self.store.lookup(chain, n_prompt)
 
-    def open(self, holder: Holder, chain: Chain | None, *, n_prompt: int, capacity_tokens: int) -> Lease | Refusal:
+    def open(
+        self,
+        holder: Holder,
+        chain: Chain | None,
+        *,
+        n_prompt: int,
+        capacity_tokens: int,
+        turn: Turn | None = None,
+    ) -> Lease | Refusal:
         """As `Store.open`. Wrong bytes in a lower tier are dropped, and the rest of the hit is taken instead."""
         if chain is not None:
             self.discover(chain)
             while self.waits(chain):
                 self.wait(WAIT_S)
-        opening = self.begin(holder, chain, n_prompt=n_prompt, capacity_tokens=capacity_tokens)
+        opening = self.begin(holder, chain, n_prompt=n_prompt, capacity_tokens=capacity_tokens, turn=turn)
         while (answer := opening.poll()) is None:
             opening.wait(None)
         return answer
 
-    def begin(self, holder: Holder, chain: Chain | None, *, n_prompt: int, capacity_tokens: int) -> Opening:
+    def begin(
+        self,
+        holder: Holder,
+        chain: Chain | None,
+        *,
+        n_prompt: int,
+        capacity_tokens: int,
+        turn: Turn | None = None,
+    ) -> Opening:
         """As `open`; its answer may come later, and whoever drops it before must close it."""
         if chain is not None:
             self.discover(chain)
         return Opening(
             self,
             lambda reuse: self.store.open(
-                holder, chain, n_prompt=n_prompt, capacity_tokens=capacity_tokens, reuse=reuse
+                holder, chain, n_prompt=n_prompt, capacity_tokens=capacity_tokens, reuse=reuse, turn=turn
             ),
         )
 

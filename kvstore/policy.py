@@ -30,7 +30,7 @@ def worth(saved_s: Quantity, held_bytes: int, density: Quantity) -> Quantity:
     return saved_s / held_bytes * density
 
 
-def recency(age_ticks: float) -> float:
+def recency(age_ticks: Quantity) -> Quantity:
     """The density where nothing is known but the age: reuse with a long tail makes it fall as 1 / (1 + age)."""
     return 1 / (1 + age_ticks)
 

@@ -102,9 +102,9 @@ class Reuse:
         self._returned[stay.kind, bucket_of(now - stay.since)] += blocks
         stay.blocks -= blocks
 
-    def forget(self, stay: Stay) -> None:
-        """It will not be seen whether these blocks are used again: what is known of them stays counted."""
-        stay.blocks = 0
+    def forget(self, stay: Stay, blocks: int | None = None) -> None:
+        """It will not be seen whether so many of these blocks, or all, are used again: what is known stays counted."""
+        stay.blocks -= stay.blocks if blocks is None else blocks
 
     def density(self, kind: int, age: float) -> float:
         """Uses expected per unit of time, by holding on to blocks last used `age` ago."""
@@ -148,7 +148,7 @@ def bucket_of(age: float) -> int:
 
 
 STOPS = ("tool_use", "end_turn", "")
-_FIRST_GAP = {"tool_use": 4.3, "end_turn": 5.5, "": 5.5}
+FIRST_GAP = {"tool_use": 4.3, "end_turn": 5.5, "": 5.5}
 GAP_LEVELS, GAP_FIRST, GAP_STEP, GAP_MEMORY = 7, 3.0, 0.4, 4
 USE_LEVELS = 4
 KINDS = len(STOPS) * GAP_LEVELS * USE_LEVELS
@@ -162,6 +162,11 @@ def kind_of(stop: str, gap_log2: float, uses: int) -> int:
     return (STOPS.index(stop) * GAP_LEVELS + level) * USE_LEVELS + min(uses, USE_LEVELS) - 1
 
 
+def state_kind(kind: int, passed: bool) -> int:
+    """The kind of a checkpoint's stay, of 2 * KINDS: what its blocks' is, and whether its turn had a later one too."""
+    return 2 * kind + passed
+
+
 class Gaps:
     """Each session's gaps from turn to turn: a moving mean of their log2, apart by how the turn before had stopped."""
 
@@ -173,12 +178,22 @@ class Gaps:
         """A turn of the session runs now and will stop so. The usual log2 of the gap after it."""
         stop = stop if stop in STOPS else ""
         if session is None:
-            return _FIRST_GAP[stop]
+            return FIRST_GAP[stop]
         pace = self._sessions.pop(session, None) or _Pace()
         pace.turn(stop, now)
         self._sessions[session] = pace
         if len(self._sessions) > self._max:
             del self._sessions[next(iter(self._sessions))]
+        return pace.mean(stop)
+
+    def stopped(self, session: str, stop: str) -> float:
+        """How the session's latest turn stopped, if that was not known when it ran. The usual log2 of the gap after
+        it."""
+        stop = stop if stop in STOPS else ""
+        pace = self._sessions.get(session)
+        if pace is None:
+            return FIRST_GAP[stop]
+        pace.stopped(stop)
         return pace.mean(stop)
 
 
@@ -194,10 +209,13 @@ class _Pace:
 
     def turn(self, stop: str, now: float) -> None:
         if self._last is not None:
-            mean, seen = self._after.get(self._stop, (_FIRST_GAP[self._stop], 0))
+            mean, seen = self._after.get(self._stop, (FIRST_GAP[self._stop], 0))
             gap = math.log2(max(now - self._last, 1.0))
             self._after[self._stop] = mean + (gap - mean) / min(seen + 2, GAP_MEMORY), seen + 1
         self._last, self._stop = now, stop
 
+    def stopped(self, stop: str) -> None:
+        self._stop = stop
+
     def mean(self, stop: str) -> float:
-        return self._after.get(stop, (_FIRST_GAP[stop], 0))[0]
+        return self._after.get(stop, (FIRST_GAP[stop], 0))[0]

@@ -24,6 +24,7 @@ from forebay.kvstore.lookup import Found, Hit, MissReason
 from forebay.kvstore.moves import Label, Pages, Tier
 from forebay.kvstore.tiers import Tiers
 from forebay.kvstore.totals import PoolEvent, SsdEvent, StoreStats, TierStats
+from forebay.kvstore.turn import Stop, Turn
 
 __all__ = ["Hit", "Holder", "Lease", "MissReason", "Refusal", "Store", "StoreStats"]
 
@@ -48,22 +49,37 @@ class Store:
         return self._tiers.lookup.find(chain, n_prompt).hit
 
     def open(
-        self, holder: Holder, chain: Chain | None, *, n_prompt: int, capacity_tokens: int, reuse: bool = True
+        self,
+        holder: Holder,
+        chain: Chain | None,
+        *,
+        n_prompt: int,
+        capacity_tokens: int,
+        reuse: bool = True,
+        turn: Turn | None = None,
     ) -> Lease | Refusal:
         """Lease pages for `capacity_tokens` tokens and a running state, the longest hit in them after its moves.
 
-        `chain` None: nothing is looked up and nothing can be committed. `reuse` False: looks nothing up. Where the pool
-        cannot hold the pages and the pinned hit at once, the request starts cold rather than never.
+        `chain` None: nothing is looked up and nothing can be committed. `reuse` False: looks nothing up. `turn` says
+        whose use it is: the eviction learns from it, and not from a use without one (a second choice of the same
+        prompt). Where the pool cannot hold the pages and the pinned hit at once, the request starts cold rather than
+        never.
         """
         assert 0 < n_prompt <= capacity_tokens
         lookup = self._tiers.lookup
         found = lookup.find(chain, n_prompt) if reuse else lookup.nothing("corrupt")
-        opened = self._start(holder, chain, found, n_prompt, capacity_tokens)
+        if turn is not None:
+            self._tiers.history.advance(turn.now)
+        opened = self._start(holder, chain, found, n_prompt, capacity_tokens, turn)
         if isinstance(opened, Refusal) and found.hit.tokens:
-            opened = self._start(holder, chain, lookup.nothing("evicted"), n_prompt, capacity_tokens)
+            opened = self._start(holder, chain, lookup.nothing("evicted"), n_prompt, capacity_tokens, turn)
         if isinstance(opened, Refusal):
             self._tiers.totals.refusals[opened.kind] += 1
         return opened
+
+    def turn_ended(self, session: str, stop: Stop) -> None:
+        """How the session's latest turn here ended, which tells when the next one comes."""
+        self._tiers.history.ended(session, stop)
 
     def release_holder(self, holder: Holder) -> int:
         """Close every lease of that name whose epoch is not newer. Returns how many."""
@@ -158,9 +174,15 @@ class Store:
         )
 
     def _start(
-        self, holder: Holder, chain: Chain | None, found: Found, n_prompt: int, capacity_tokens: int
+        self,
+        holder: Holder,
+        chain: Chain | None,
+        found: Found,
+        n_prompt: int,
+        capacity_tokens: int,
+        turn: Turn | None,
     ) -> Lease | Refusal:
-        lease = Lease(self._tiers, holder, chain, found.hit, self._leases.discard)
+        lease = Lease(self._tiers, holder, chain, found.hit, self._leases.discard, turn)
         refusal = lease.start(found, n_prompt=n_prompt, capacity_tokens=capacity_tokens)
         if refusal is not None:
             lease.close()

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.eviction import Valuation
+from forebay.kvstore.history import History
 from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES, Lookup, Lost, MissReason
 from forebay.kvstore.moves import Label, Move, Pages, Tier
 from forebay.kvstore.pending import Arrival, Room
-from forebay.kvstore.policy import recency, worth
+from forebay.kvstore.policy import worth
 from forebay.kvstore.totals import EvictionCause, Totals
 
 SPARE_SHARE = 64
@@ -32,6 +33,7 @@ class Tiers:
         self.order = (self.device, self.host, self.ssd, self.pool)
         self.lost = Lost(config.remembered_keys)
         self.lookup = Lookup(layout, self.order, self.lost, fingerprint)
+        self.history = History(config.remembered_uses)
         self.tick = 0
         self.totals = Totals()
         self._ssd_is_on = config.ssd_path is not None
@@ -72,7 +74,7 @@ class Tiers:
             victims = _HostVictims(self)
             for unit in units:
                 if self._on_host(unit) is None:
-                    self._save(unit, self.fresh_worth(*self._extent(unit), len(unit.pages)), room, victims)
+                    self._save(unit, self._just_used(unit), room, victims)
         return room
 
     def save_used(self, pins: Iterable[tuple[TierIndex, Unit]]) -> Room:
@@ -162,9 +164,9 @@ class Tiers:
             )
         )
 
-    def fresh_worth(self, start: int, end: int, n_pages: int) -> float:
-        """Of pages used now that save the prefill of tokens [start, end)."""
-        return worth(self.config.cost.seconds(start, end), n_pages * self.layout.page_bytes, recency(0))
+    def fresh_worth(self, start: int, end: int, n_pages: int, density: float) -> float:
+        """Of pages that save the prefill of tokens [start, end), and of which so many uses are expected."""
+        return worth(self.config.cost.seconds(start, end), n_pages * self.layout.page_bytes, density)
 
     def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
         """End a unit at once; remember the keys that are now nowhere."""
@@ -177,6 +179,7 @@ class Tiers:
                     self.lost.remember(unit.group, key, why)
         elif isinstance(unit, Checkpoint) and self.lookup.checkpoint(unit.key) is None:
             self.lost.remember(STATES, unit.key, why)
+            self.history.forget_state(unit.key)
             self._close_gap(unit)
 
     def drop_checkpoint(self, key: bytes, why: MissReason, cause: EvictionCause) -> None:
@@ -240,7 +243,14 @@ class Tiers:
 
     def valuation(self) -> Valuation:
         """What everything is worth as the tiers stand now."""
-        return Valuation(self.layout, self.order, self.config.cost, self.tick)
+        return Valuation(
+            self.layout, self.order, self.config.cost, lambda units: self.history.densities(units, self.tick)
+        )
+
+    def _just_used(self, unit: Span | Checkpoint) -> float:
+        """What a unit that was written just now is worth."""
+        density = float(self.history.densities([unit], unit.tick)[0])
+        return self.fresh_worth(*self._extent(unit), len(unit.pages), density)
 
     def _extent(self, unit: Span | Checkpoint) -> tuple[int, int]:
         """The tokens whose prefill it saves, from and to."""

@@ -52,7 +52,7 @@ def test_a_hit_on_the_ssd_comes_back(tmp_path: Path) -> None:
         assert serve(memory, [*ids, 1]) == (28, None)
         stats = memory.store.stats()
         assert stats.hit_tokens == {"ssd": 28}
-        assert stats.restored_bytes == {"ssd": 2 * 28 * 8 + 2 * 4 * 4 + 4 * 90}
+        assert stats.restored_bytes == {"ssd": 2 * 28 * 8 + 2 * 28 * 4 + 4 * 90}
 
 
 def test_what_is_still_on_its_way_down_is_a_hit_too(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_it_is_hit_after_a_restart(tmp_path: Path) -> None:
 
 def test_a_session_goes_down_and_up_again_turn_after_turn(tmp_path: Path) -> None:
     """Sessions that take turns on a device too small for them, above a host too small for them, above the SSD."""
-    small = config(tmp_path, host_bytes=14 * LAYOUT.page_bytes)
+    small = config(tmp_path, host_bytes=22 * LAYOUT.page_bytes)
     with memory_of(small) as memory:
         sessions = [[session] * 14 for session in range(6)]
         for turn in range(48):
