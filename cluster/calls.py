@@ -11,6 +11,7 @@ from typing import Protocol
 from forebay.cluster.beat import Kind
 from forebay.cluster.dispatch import Lost
 from forebay.cluster.messages import Misrouted, StreamItem
+from forebay.router.wire import Stop
 from forebay.workers.job import Failure, Holder, Job
 
 
@@ -45,6 +46,10 @@ class Calls(Protocol):
 
     async def end(self, kind: Kind, worker: str, job_id: str) -> None:
         """The job needs nothing more of this worker. Never raises: a dead worker holds nothing."""
+        ...
+
+    async def turn_ended(self, worker: str, session: str, stop: Stop) -> None:
+        """How the session's turn ended that this prefill worker served. Never raises."""
         ...
 
 

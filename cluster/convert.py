@@ -36,6 +36,8 @@ def to_job(wire: JobRequest, job_id: str, generated: list[TokenChoice], timeout_
         timeout_s=timeout_s,
         session=wire.session,
         salt=wire.salt,
+        class_name=wire.class_name,
+        stop=wire.stop,
     )
 
 

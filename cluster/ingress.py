@@ -22,7 +22,7 @@ from forebay.cluster.placement import Placement
 from forebay.cluster.registry import SILENT_S, Entry, Registry
 from forebay.cluster.status_form import worker_status
 from forebay.cluster.streams import Streams
-from forebay.router.wire import Failed, Frame, JobRequest
+from forebay.router.wire import Failed, Frame, JobRequest, Stop
 from forebay.workers.job import Holder
 
 QUEUE_JOBS = 256
@@ -92,6 +92,12 @@ class Ingress:
         """Sees one job through; `emit` takes its frames. Cancelled, it frees all that the job holds."""
         with self._counted():
             await JobRun(self._house, request, emit).run()
+
+    def turn_ended(self, session: str, stop: Stop) -> None:
+        """The prefill worker that served the session's turn is told; nobody waits for that."""
+        worker, house = self._house.placement.get(session), self._house
+        if worker is not None and worker in house.registry and len(house.background) < OPEN_JOBS:
+            house.background.run(house.calls.turn_ended(worker, session, stop))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

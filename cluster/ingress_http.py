@@ -20,7 +20,7 @@ from forebay.cluster.dispatch import http_status
 from forebay.cluster.exposition import samples
 from forebay.cluster.ingress import Ingress
 from forebay.ops.exposition import CONTENT_TYPE, render
-from forebay.router.wire import Failed, Finished, Frame, JobRequest, decode_job, encode
+from forebay.router.wire import Failed, Finished, Frame, JobRequest, decode_job, decode_stop, encode
 
 BODY_BYTES = 64 << 20
 """A million ids in JSON take about 8 MB."""
@@ -87,6 +87,14 @@ def make_app(ingress: Ingress) -> Starlette:
             return _refusal(Failed(kind="invalid", message=message))
         return JobAnswer(ingress, job)
 
+    async def turn_ended(request: Request) -> Response:
+        try:
+            stop = decode_stop(await _body(request))
+        except ValueError as error:  # msgspec's are
+            return _refusal(Failed(kind="invalid", message=str(error)))
+        ingress.turn_ended(request.path_params["session"], stop)
+        return Response(status_code=204)
+
     async def ready(_: Request) -> Response:
         return Response(status_code=200 if ingress.ready else 503)
 
@@ -102,6 +110,7 @@ def make_app(ingress: Ingress) -> Starlette:
     return Starlette(
         routes=[
             Route("/jobs", jobs, methods=["POST"]),
+            Route("/sessions/{session}/turn", turn_ended, methods=["PUT"]),
             Route("/ready", ready),
             Route("/health", health),
             Route("/status", status),

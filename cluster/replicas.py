@@ -15,6 +15,7 @@ from forebay.cluster.beat import ANSWER_S, PERIOD_S, Beat, Heart, Kind
 from forebay.cluster.messages import Begun, Misrouted, StreamItem
 from forebay.cluster.outbox import Outboxes
 from forebay.cluster.step_loop import StepLoop, Worker
+from forebay.router.wire import Stop
 from forebay.workers.job import Failure, Holder, Job
 from forebay.workers.outcome import Emitted, Prefilled
 
@@ -135,6 +136,10 @@ class PrefillReplica(Replica):
         """The job needs nothing more of this worker: neither computing nor its handoff."""
         if to == self.name:
             self._drop(job_id)
+
+    async def turn_ended(self, session: str, stop: Stop, to: str) -> None:
+        if to == self.name:
+            self._loop.post(lambda: self._worker.turn_ended(session, stop))
 
     def _drop(self, job_id: str) -> None:
         self._loop.post(lambda: self._worker.cancel(job_id))

@@ -12,6 +12,7 @@ from forebay.cluster.beat import Kind
 from forebay.cluster.calls import PrefillPromise, StreamBroken
 from forebay.cluster.dispatch import Lost
 from forebay.cluster.messages import Misrouted, StreamItem
+from forebay.router.wire import Stop
 from forebay.workers.job import Failure, Holder, Job
 
 ANSWER_S = 5.0
@@ -68,6 +69,9 @@ class ServeCalls:
 
     async def end(self, kind: Kind, worker: str, job_id: str) -> None:
         await _within(self._method(kind, "end").remote(job_id, to=worker), worker)
+
+    async def turn_ended(self, worker: str, session: str, stop: Stop) -> None:
+        await _within(self._method("prefill", "turn_ended").remote(session, stop, to=worker), worker)
 
     def _method(self, kind: Kind, name: str, *, stream: bool = False) -> Any:
         if (kind, name) not in self._methods:

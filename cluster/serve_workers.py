@@ -10,6 +10,7 @@ from ray import serve
 
 from forebay.cluster.beat import Beat
 from forebay.cluster.messages import StreamItem
+from forebay.router.wire import Stop
 from forebay.workers.job import Holder, Job
 
 NAMESPACE = "forebay"
@@ -50,6 +51,9 @@ class ServePrefill(ServeWorker):
 
     async def prefill(self, job: Job, holder: Holder, *, to: str) -> Any:
         return await self.replica.prefill(job, holder, to)
+
+    async def turn_ended(self, session: str, stop: Stop, *, to: str) -> None:
+        await self.replica.turn_ended(session, stop, to)
 
 
 class ServeDecode(ServeWorker):

@@ -1,7 +1,7 @@
 """What a request asks for, in token ids: from a checked body to the values that everything behind works with."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from forebay.router.outcome import ApiError, invalid, unsupported
 from forebay.router.segment import EncodeCache, encode
 from forebay.router.session import Session, chat_opening, identify, ids_opening
 from forebay.router.tokenizer import Tokenizer, load_tokenizer
-from forebay.router.wire import WireSampling
+from forebay.router.wire import Stop, WireSampling
 
 ENCODE_CACHE_BYTES = 256 * 2**20
 SEEDS = 2**63
@@ -59,6 +59,8 @@ class Ask:
     thinking: bool = False
     calls: bool = False
     parallel_calls: bool = True
+    stop: Stop = ""
+    """How the session's turn before this one ended, as far as the messages tell."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -90,6 +92,7 @@ def read_chat(raw: bytes, headers: Mapping[str, str], config: RouterConfig, text
         samplings=(_sampling(body, prompt, asked, field, logprobs, config, text),),
         thinking=thinking,
         calls=calls,
+        stop=_stop_before(body.messages),
         parallel_calls=body.parallel_tool_calls is not False,
         **_shared(body, headers, chat_opening(body.messages), ignored, 1, config),
     )
@@ -113,6 +116,13 @@ def read_completion(raw: bytes, headers: Mapping[str, str], config: RouterConfig
         ),
         **_shared(body, headers, opening, ignored, len(prompts), config),
     )
+
+
+def _stop_before(messages: Sequence[Mapping[str, Any]]) -> Stop:
+    """Who answers a tool call had one; who speaks after an answer had none."""
+    if messages and messages[-1].get("role") == "tool":
+        return "tool_use"
+    return "end_turn" if any(message.get("role") == "assistant" for message in messages) else ""
 
 
 def _check_model(name: str, model: ModelConfig) -> None:

@@ -8,16 +8,28 @@ it was lost (`ClusterLost`). All else is a frame.
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, cast
 
 import aiohttp
 import msgspec
 
 from forebay.router.liveness import Probe
-from forebay.router.wire import Failed, FailedKind, Finished, Frame, JobRequest, Started, Tokens, decode_frame, encode
+from forebay.router.wire import (
+    Failed,
+    FailedKind,
+    Finished,
+    Frame,
+    JobRequest,
+    Started,
+    Stop,
+    Tokens,
+    decode_frame,
+    encode,
+)
 
 LINE_BYTES = 2**20  # a frame with many alternatives a token stays far below
+HINTS_MAX = 256
 GRACE_S = 5.0  # the cluster ends a job at its time-out itself; the connection outlives that a little
 
 _decode_failed = msgspec.json.Decoder(Failed).decode
@@ -50,6 +62,7 @@ class IngressClient:
         self._connect_s = connect_s
         self._probe_s = probe_s
         self._scopes: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
+        self._hints: set[asyncio.Task[None]] = set()
         self._session: Any = None
 
     async def __aenter__(self) -> "IngressClient":
@@ -63,6 +76,9 @@ class IngressClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in list(self._hints):
+            task.cancel()
+        await asyncio.gather(*self._hints, return_exceptions=True)
         await self._session.close()
 
     @asynccontextmanager
@@ -108,6 +124,20 @@ class IngressClient:
                     return msgspec.json.decode(await response.read()) if response.status == 200 else None
         except (aiohttp.ClientError, OSError, msgspec.DecodeError):
             return None
+
+    def turn_ended(self, cluster: str, session: str, stop: Stop) -> None:
+        """Tell the cluster how the session's turn ended. It is a hint: nobody waits, and nothing is tried again."""
+        if len(self._hints) < HINTS_MAX:
+            task = asyncio.create_task(self._hint(cluster, session, stop))
+            self._hints.add(task)
+            task.add_done_callback(self._hints.discard)
+
+    async def _hint(self, cluster: str, session: str, stop: Stop) -> None:
+        with suppress(aiohttp.ClientError, OSError):  # TimeoutError is one
+            async with asyncio.timeout(self._probe_s):
+                url = f"{self._urls[cluster]}/sessions/{session}/turn"
+                async with self._session.put(url, data=encode(stop)):
+                    pass
 
     @contextmanager
     def _watched(self, cluster: str, scope: asyncio.Timeout) -> Iterator[None]:

@@ -5,7 +5,7 @@ from typing import Any
 from forebay.router.ask import Ask, TextSide
 from forebay.router.choice import Choice, Delta
 from forebay.router.openai_shape import Shape, Usage
-from forebay.router.wire import Finished, Started, Tokens
+from forebay.router.wire import Finished, Started, Stop, Tokens
 
 
 class Progress:
@@ -43,6 +43,11 @@ class Progress:
     def computed_tokens(self) -> int:
         """Prefill that the jobs so far have really computed."""
         return sum(frame.computed_tokens for frame in self._started.values())
+
+    @property
+    def stop(self) -> Stop:
+        """How a turn ended whose choices are complete."""
+        return "tool_use" if any(choice.finish_reason == "tool_calls" for choice in self._choices) else "end_turn"
 
     def usage(self) -> Usage:
         """Cached tokens are what the first choice of each prompt found: the others find what that one computed."""

@@ -79,6 +79,7 @@ class Turn:
             except (ClusterLost, JobRefused) as error:
                 self._leave(cluster, error)
             else:
+                self._fleet.client.turn_ended(cluster, self._ask.session.key, progress.stop)
                 return None if self._stream else progress.whole()
         raise ApiError(503, "No healthy cluster can serve this request.", outcome="no_cluster", retry_after_s=1)
 
@@ -232,6 +233,7 @@ class Turn:
                     timeout_s=max(0.001, self._began + config.request_s - time.monotonic()),
                     session=ask.session.key,
                     salt=ask.salt,
+                    stop=ask.stop,
                 )
                 for choice in range(ask.n)
             ]

@@ -7,6 +7,9 @@ from typing import Literal
 
 import msgspec
 
+Stop = Literal["tool_use", "end_turn", ""]
+"""How a turn ended: with calls of tools, with an answer, or not known. A request says it of its session's last."""
+
 FailedKind = Literal["invalid", "overloaded", "no_workers", "deadline", "internal"]
 
 
@@ -41,6 +44,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     session: str = ""
     salt: str = ""
+    stop: Stop = ""
 
 
 class WireToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,4 +78,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Frame = Started | Tokens | Finished | Failed
 decode_frame = msgspec.json.Decoder(Frame).decode
 decode_job = msgspec.json.Decoder(JobRequest).decode
+decode_stop = msgspec.json.Decoder(Stop).decode
+"""Of PUT /sessions/{session}/turn: how the session's turn ended, told once it has."""
+
 encode = msgspec.json.Encoder().encode

@@ -14,7 +14,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forebay.router.wire import Failed, Finished, Frame, JobRequest, Started, Tokens, WireToken, decode_job, encode
+from forebay.router.wire import (
+    Failed,
+    Finished,
+    Frame,
+    JobRequest,
+    Started,
+    Tokens,
+    WireToken,
+    decode_job,
+    decode_stop,
+    encode,
+)
 
 Fault = Literal[
     "", "no_workers", "overloaded", "invalid", "internal", "breaks_before", "breaks_after_2", "hangs", "garbage"
@@ -62,11 +73,13 @@ class FakeIngress:
         self.open = 0
         self.seen: list[JobRequest] = []
         self.cancelled: list[str] = []
+        self.ended: list[tuple[str, str]] = []
         self._block_tokens = block_tokens
         self._blocks: set[tuple[int, ...]] = set()
         self.app = Starlette(
             routes=[
                 Route("/jobs", self._jobs, methods=["POST"]),
+                Route("/sessions/{session}/turn", self._turn_ended, methods=["PUT"]),
                 Route("/ready", self._ready),
                 Route("/status", self._status),
             ]
@@ -81,6 +94,10 @@ class FakeIngress:
         while self.silent:
             await asyncio.sleep(0.02)
         return Response(status_code=200 if self.ready else 503)
+
+    async def _turn_ended(self, request: Request) -> Response:
+        self.ended.append((request.path_params["session"], decode_stop(await request.body())))
+        return Response(status_code=204)
 
     async def _status(self, _: Request) -> Response:
         return JSONResponse({"jobs": len(self.seen)})

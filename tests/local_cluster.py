@@ -18,7 +18,7 @@ from forebay.cluster.dispatch import Lost
 from forebay.cluster.ingress import Ingress
 from forebay.cluster.messages import Misrouted, StreamItem
 from forebay.cluster.replicas import DecodeReplica, PrefillReplica, Replica
-from forebay.router.wire import Frame, JobRequest, Tokens, WireSampling
+from forebay.router.wire import Frame, JobRequest, Stop, Tokens, WireSampling
 from forebay.workers.job import Failure, Holder, Job
 
 
@@ -198,6 +198,11 @@ class LocalCalls:
     async def end(self, kind: Kind, worker: str, job_id: str) -> None:
         if not self.severed and (replica := self.cluster.replicas.get(worker)):
             await replica.end(job_id, worker)
+
+    async def turn_ended(self, worker: str, session: str, stop: Stop) -> None:
+        if not self.severed and (replica := self.cluster.replicas.get(worker)):
+            assert isinstance(replica, PrefillReplica)
+            await replica.turn_ended(session, stop, worker)
 
 
 def request_of(name: str, *, max_tokens: int = 20, timeout_s: float = 30.0, **fields: Any) -> JobRequest:

@@ -58,6 +58,10 @@ class PlainPrefill:
         self.step_s, self.queue_jobs = step_s, queue_jobs
         self.queue: dict[str, tuple[Job, Holder]] = {}
         self.kept: dict[str, Holder] = {}
+        self.ended: list[tuple[str, str]] = []
+
+    def turn_ended(self, session: str, stop: str) -> None:
+        self.ended.append((session, stop))
 
     @property
     def busy(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from endpoint import free_ports
 from local_cluster import LocalCluster, request_of, tokens_of
-from plain_workers import PlainDecode, expected
+from plain_workers import PlainDecode, PlainPrefill, expected
 
 from forebay.cluster import ingress_http
 from forebay.cluster.convert import to_job
@@ -145,3 +145,19 @@ async def test_metrics_are_of_the_table_and_count_what_was_done() -> None:
         assert pages == [5, 2, 1]
         names = {metric.name for metric in TABLE if metric.source == "ingress"}
         assert {name[0] for name in found} <= names
+
+
+async def test_the_worker_that_served_a_session_is_told_how_its_turn_ended() -> None:
+    worker = PlainPrefill()
+    async with LocalCluster(prefill=lambda: worker) as cluster, served(cluster) as (session, url):
+        await post(session, url, encode(request_of("a", session="s1")))
+        for name, body, wanted in (
+            ("s1", b'"tool_use"', 204),
+            ("unknown", b'"end_turn"', 204),
+            ("s1", b'"tired"', 400),
+            ("s1", b"x", 400),
+        ):
+            async with session.put(f"{url}/sessions/{name}/turn", data=body) as answer:
+                assert answer.status == wanted
+        await cluster.until(lambda: worker.ended)
+        assert worker.ended == [("s1", "tool_use")]

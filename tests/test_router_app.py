@@ -4,6 +4,7 @@ import itertools
 
 import httpx
 import pytest
+from fake_ingress import until
 from router_house import BLOCK, CONTEXT, END, body, events, house, ids, say, spoken, tag
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -355,3 +356,36 @@ def test_metrics_count(router):
     assert router.metric("output_tokens_total") - before["output_tokens_total"] == usage["completion_tokens"]
     assert router.metric("time_to_first_token_seconds_count") > 0
     assert router.metric("cluster_up") == 2
+
+
+def test_clusters_are_told_how_turns_end_and_how_the_one_before_did(router):
+    def told():
+        return [pair for each in router.clusters.values() for pair in each.ended]
+
+    for each in router.clusters.values():
+        each.ended.clear()
+    forget(router)
+    reply(router, CALLS)
+    router.client.chat.completions.create(**official(tools=[TOOL]))
+    until(lambda: told())
+    job = [job for each in router.clusters.values() for job in each.seen][-1]
+    assert told() == [(job.session, "tool_use")]
+    assert job.stop == ""
+    reply(router, say("Done"))
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answered = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "it is done"},
+    ]
+    for messages, stop in (
+        (answered, "tool_use"),
+        ([*answered, {"role": "assistant", "content": "Done"}, {"role": "user", "content": "ok"}], "end_turn"),
+    ):
+        for each in router.clusters.values():
+            each.ended.clear()
+        forget(router)
+        router.client.chat.completions.create(**official(messages=messages))
+        until(lambda: told())
+        job = [job for each in router.clusters.values() for job in each.seen][-1]
+        assert (job.stop, told()) == (stop, [(job.session, "end_turn")])

@@ -230,3 +230,18 @@ def test_wrong_bytes_in_the_host_tier_are_a_miss(make):
     assert not isinstance(outcome, Failure)
     assert outcome.first.id == answer(jobs[0])[0]
     assert outcome.cached_tokens < 56
+
+
+def test_the_first_choice_of_a_turn_is_what_the_store_learns_from(make):
+    worker = make(device_pages=300)
+    history = worker.memory.store._tiers.history
+    job = replace(job_of("a", 33), session="s", stop="end_turn", class_name="agent")
+    for now, again in ((10.0, job), (11.0, replace(job, id="b", choice=1)), (40.0, replace(job, id="c"))):
+        worker.submit(again, NORTH, now)
+        until_idle(worker, now)
+        if again is job:
+            worker.turn_ended("s", "tool_use")
+            after_the_call = {part.stay.kind for part in history._row_parts.values()}
+    assert history.now == 40.0
+    assert {part.uses for part in history._row_parts.values()} == {2}
+    assert {part.stay.kind for part in history._row_parts.values()}.isdisjoint(after_the_call)

@@ -54,6 +54,9 @@ class Job:
     timeout_s: float
     session: str = ""
     salt: str = ""
+    class_name: str = ""
+    stop: Literal["tool_use", "end_turn", ""] = ""
+    """How the session's turn before this one ended, "" where that is not known."""
 
     @property
     def n_forced(self) -> int:

@@ -20,6 +20,7 @@ from forebay.kvstore.handoff import Handoff, HandoffArea
 from forebay.kvstore.memory import make_memory
 from forebay.kvstore.opening import Opening
 from forebay.kvstore.store import Lease, Refusal
+from forebay.kvstore.turn import Stop, Turn
 from forebay.workers.config import WorkerConfig
 from forebay.workers.job import Failure, FailureKind, Holder, Job, TokenChoice
 from forebay.workers.job_check import fault
@@ -124,6 +125,10 @@ class PrefillWorker:
         self._stuck = prompt is None and not ended and not self._await()
         return ended
 
+    def turn_ended(self, session: str, stop: Stop) -> None:
+        """How the session's latest turn ended, which tells the eviction when the next one comes."""
+        self.memory.store.turn_ended(session, stop)
+
     def cancel(self, job_id: str) -> None:
         """Give back all of a job, at whatever stage it is; nothing if it is not here."""
         self._drop(job_id)
@@ -184,7 +189,7 @@ class PrefillWorker:
             if self.memory.waits(prompt.chain):
                 self._asking = True
                 continue
-            refusal = self._admit(prompt) if gate_open else None
+            refusal = self._admit(prompt, now) if gate_open else None
             if prompt.lease is not None:
                 return prompt, too_large
             if prompt.opening is not None:
@@ -215,10 +220,12 @@ class PrefillWorker:
             prompt.at = self.memory.lookup(prompt.chain, prompt.job.n_prompt).tokens
             prompt.looked_up = self._totals["steps"]
 
-    def _admit(self, prompt: Prompt) -> Refusal | None:
+    def _admit(self, prompt: Prompt, now: float) -> Refusal | None:
         """Pin the hit, lease pages for the whole prompt, restore. All of it at once: admitted prompts can finish."""
         n_prompt = prompt.job.n_prompt
-        prompt.opening = self.memory.begin(prompt.holder, prompt.chain, n_prompt=n_prompt, capacity_tokens=n_prompt)
+        prompt.opening = self.memory.begin(
+            prompt.holder, prompt.chain, n_prompt=n_prompt, capacity_tokens=n_prompt, turn=_turn(prompt.job, now)
+        )
         return self._restore(prompt)
 
     def _restore(self, prompt: Prompt) -> Refusal | None:
@@ -326,6 +333,13 @@ class PrefillWorker:
             prompt.opening.close()
         if prompt.lease is not None:
             prompt.lease.close()
+
+
+def _turn(job: Job, now: float) -> Turn | None:
+    """Whose use of the blocks it is; None where the same turn used them before: a further choice, or once more."""
+    if job.choice or job.n_forced:
+        return None
+    return Turn(session=job.session, stop=job.stop, class_name=job.class_name, now=now)
 
 
 def _pages_message(refusal: Refusal) -> str:
