@@ -64,8 +64,8 @@ def quantize_queries(q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scores(codes: Tensor, weights: Tensor, pages: Pages, lengths: Tensor, width: int) -> Tensor:
-    """Scores fp32 [T, width] of quantized queries over keys 0 .. length-1 of their sequences, lengths int32 [T]
-    ascending where queries share a sequence. What stands from a length on is undefined; here it is -inf.
+    """Scores fp32 [T, width] of quantized queries over keys 0 .. length-1 of their sequences, lengths int32 [T].
+    What stands from a length on is undefined; here it is -inf.
     """
     each = pages.queries_each(len(codes))
     keys = read_keys(pages, width)

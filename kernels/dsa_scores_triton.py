@@ -13,13 +13,13 @@ import triton.language as tl
 
 @triton.jit
 def scores_kernel(
-    q, weights, codes, scales, table, lengths, out, PER, table_row, page_bytes, out_row,
+    q, weights, codes, scales, table, lengths, out, T, PER, table_row, page_bytes, out_row,
     H: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (part, block of QUERIES queries of one sequence): q [T, H, D] fp8, weights [T, H] fp32; pages as
-    `dsa_keys_triton.write_keys_kernel` leaves them; table [T / PER, pages] int32; lengths [T] int32: keys that t sees,
-    ascending within a block. out [T, ..] fp32 with a row stride, written as far as each length.
+    `dsa_keys_triton.write_keys_kernel` leaves them; table [T / PER, pages] int32; lengths [T] int32: keys that t sees.
+    out [T, ..] fp32 with a row stride, written as far as each length.
     """
     part = tl.program_id(0)
     t = tl.program_id(1).to(tl.int64) * QUERIES + tl.arange(0, QUERIES)
@@ -27,10 +27,11 @@ def scores_kernel(
     heads = first * H + tl.arange(0, QUERIES * H)
     d = tl.arange(0, D)
     j = tl.arange(0, TILE)
-    queries = tl.trans(tl.load(q + heads[:, None] * D + d[None, :]))
-    weight = tl.load(weights + heads)
-    length = tl.load(lengths + t)
-    tiles = tl.cdiv(tl.load(lengths + first + QUERIES - 1), TILE)
+    some = heads < T * H
+    queries = tl.trans(tl.load(q + heads[:, None] * D + d[None, :], mask=some[:, None], other=0.0))
+    weight = tl.load(weights + heads, mask=some, other=0.0)
+    length = tl.load(lengths + t, mask=t < T, other=0)
+    tiles = tl.cdiv(tl.max(length, 0), TILE)
     each = tl.cdiv(tiles, tl.num_programs(0))
     pages = table + first // PER * table_row
     inside = j // GROUP * (GROUP * (D + 4)) + j % GROUP * D

@@ -73,7 +73,7 @@ def scores(codes: Tensor, weights: Tensor, pages: Pages, lengths: Tensor, width:
     """`dsa_batch.scores`; beyond a length nothing is written. Rows begin on multiples of 16."""
     T, H, D = codes.shape
     each = pages.queries_each(T)
-    together = tuning.shared_queries if each % tuning.shared_queries == 0 else 1
+    together = tuning.shared_queries if each % tuning.shared_queries == 0 or each == T > 1 else 1
     stages, warps = (
         (tuning.score_stages, tuning.score_warps) if together == 1 else (tuning.shared_stages, tuning.shared_warps)
     )
@@ -83,8 +83,8 @@ def scores(codes: Tensor, weights: Tensor, pages: Pages, lengths: Tensor, width:
     out = torch.empty((T, triton.cdiv(width, 16) * 16), dtype=torch.float32, device=codes.device)
     tiles = triton.cdiv(width, tuning.score_tile)
     parts = max(1, min(tiles, tuning.score_programs * processors(codes.device) * together // T))
-    scores_kernel[(parts, T // together)](
-        codes, weights, key_codes, key_scales, pages.table, lengths, out, each, pages.table.stride(0),
+    scores_kernel[(parts, triton.cdiv(T, together))](
+        codes, weights, key_codes, key_scales, pages.table, lengths, out, T, each, pages.table.stride(0),
         pages.pool.stride(0), out.stride(0), H=H, D=D, QUERIES=together, TILE=tuning.score_tile,
         PAGE=pages.page_tokens, GROUP=GROUP, STAGES=stages, num_warps=warps,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from forebay.kernels.mla_prefill_triton import prefill_kernel
 
 LOG2E = 1.4426950408889634
 SEGMENT = 8192  # keys that a prefill expands at a time
-PARTS_MAX = 64
+PARTS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ import importlib.util
 
 import pytest
 
-from tests.triton_scripts import RELATIVE_ERROR_MAX, fits, names, told
+from tests.triton_scripts import RELATIVE_ERROR_MAX, TESTS, fits, names, told
 
+GOLDEN = TESTS.parents[1] / "shared" / "golden" / "dsa"
 CASES, COMPILED = "triton_attention_cases.py", "triton_attention_compile.py"
 
 if importlib.util.find_spec("triton") is None:
@@ -25,6 +26,12 @@ def compiled() -> dict[str, object]:
 @pytest.mark.parametrize("case", names(CASES, "CASES"))
 def test_kernel_equals_its_twin(interpreted: dict[str, float], case: str) -> None:
     assert interpreted[case] <= RELATIVE_ERROR_MAX
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="the golden data are not beside the repository")
+def test_kernels_equal_independent_figures() -> None:
+    for name, error in told(CASES, TRITON_INTERPRET="1", GOLDEN=str(GOLDEN)).items():
+        assert error <= RELATIVE_ERROR_MAX, name
 
 
 @pytest.mark.soak

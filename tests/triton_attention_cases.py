@@ -6,8 +6,11 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from forebay.kernels import dsa_batch, dsa_triton, mla_batch, mla_triton, reference
@@ -16,7 +19,6 @@ from forebay.kernels.mla_batch import Pages
 
 RANK, PE, NOPE, VALUE, PAGE = 32, 16, 32, 32, 64
 SCALE = (NOPE + PE) ** -0.5
-SOAK = "LARGE" in os.environ
 
 
 def paged(sequences: int, pages: int, width: int = RANK + PE, tokens: int = PAGE) -> Pages:
@@ -109,7 +111,7 @@ def scores(sequences: int, each: int) -> float:
     codes, weights = dsa_batch.quantize_queries(
         torch.randn(sequences * each, 16, 32), torch.randn(sequences * each, 16)
     )
-    lengths = torch.randint(1, 201, (sequences * each,)).sort().values.int()
+    lengths = torch.randint(1, 201, (sequences * each,)).int()
     found = dsa_triton.scores(codes, weights, pages, lengths, 200)
     right = dsa_batch.scores(codes, weights, pages, lengths, 200)
     seen = torch.arange(200) < lengths[:, None]
@@ -157,6 +159,8 @@ CASES: dict[str, Callable[[], float]] = {
     "queries-quantized": queries,
     "scores-decode": lambda: scores(3, 1),
     "scores-prefill": lambda: scores(1, 8),
+    "scores-prefill-uneven": lambda: scores(1, 6),
+    "scores-several-each": lambda: scores(2, 4),
     "top-k": lambda: top_k(torch.randn(4, 272), 13),
     "top-k-ties": lambda: top_k(ties(4, 272), 13),
     "top-k-more-than-there-are": lambda: top_k(torch.randn(3, 48), 64),
@@ -172,7 +176,42 @@ LARGE: dict[str, Callable[[], float]] = {
     "prefill-large": lambda: prefill(700, 300, 512),
 }
 
+
+def golden_attention(folder: Path, form: str, indices: str) -> float:
+    """Independent figures of one sequence; its 8 shared dimensions are filled up with zeros to 16."""
+    t = load_file(folder / "sparse_attention.safetensors")
+    q, rows, idx = (t[name][0] for name in ("q_mqa", "kv_latent", indices))
+    tokens, rank = len(rows), t[f"{form}.out_latent"].shape[-1]
+    pool = F.pad(rows, (0, 8, 0, PAGE - tokens))[None]
+    pages = Pages(pool=pool, table=torch.zeros(1, 1, dtype=torch.int32))
+    counts = (idx >= 0).sum(1).int()
+    slots = idx.clamp(min=0).int().contiguous()
+    found = mla_triton.attend_slots(F.pad(q, (0, 8)), pages, slots, counts, 24**-0.5, rank)
+    return relative(found, t[f"{form}.out_latent"][0])
+
+
+def golden_top_k(folder: Path) -> float:
+    """Independent choices among an indexer's scores, position by position."""
+    t = load_file(folder / "indexer_k3like.safetensors")
+    scores, right = t["nope.prefill_scores"][0], t["nope.prefill_topk"][0]
+    tokens = len(scores)
+    rows = torch.zeros(tokens, -(-tokens // 16) * 16)
+    rows[:, :tokens] = scores
+    pages, lengths = paged(1, -(-tokens // PAGE)), torch.arange(1, tokens + 1).int()
+    found = dsa_triton.top_k(rows[:, :tokens], lengths, right.shape[1], pages)
+    return 0.0 if torch.equal(found.positions.long(), right.long()) else 1.0
+
+
+GOLDEN: dict[str, Callable[[Path], float]] = {
+    "sparse": lambda folder: golden_attention(folder, "sparse", "topk_indices"),
+    "dense": lambda folder: golden_attention(folder, "dense", "topk_indices_full"),
+    "top-k": golden_top_k,
+}
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    print(json.dumps({name: case() for name, case in (LARGE if SOAK else CASES).items()}))
+    if "GOLDEN" in os.environ:
+        print(json.dumps({name: case(Path(os.environ["GOLDEN"])) for name, case in GOLDEN.items()}))
+    else:
+        print(json.dumps({name: case() for name, case in (LARGE if "LARGE" in os.environ else CASES).items()}))
