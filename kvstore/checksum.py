@@ -14,8 +14,8 @@ def checksum(data: npt.NDArray[np.uint8]) -> int:
 
 
 def copy_checked(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> int:
-    """Copy [rows, row bytes] into a C-contiguous `target`, and take the checksum of what arrived: piece by piece, so
-    that it costs little beside the copy (a tenth where the copy itself comes from memory)."""
+    """Copy [rows, row bytes] into a C-contiguous `target`, and take the checksum of what arrived: piece by piece, while
+    each is in the core's cache. It adds about a fifth to a copy at 14 GB/s; another thread would not make it less."""
     seen = xxhash.xxh3_64()
     n_rows, row_bytes = source.shape
     step = max(1, PIECE_BYTES // row_bytes)
