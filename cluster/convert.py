@@ -38,6 +38,7 @@ def to_job(wire: JobRequest, job_id: str, generated: list[TokenChoice], timeout_
         salt=wire.salt,
         class_name=wire.class_name,
         stop=wire.stop,
+        moved=wire.moved,
     )
 
 

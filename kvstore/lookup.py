@@ -14,7 +14,11 @@ from forebay.kvstore.index import Checkpoint, Span, TierIndex
 from forebay.kvstore.layout import Layout, PagedGroup
 from forebay.kvstore.moves import TIERS, Tier
 
-MissReason = Literal["never_stored", "evicted", "no_checkpoint", "sibling_missing", "corrupt", "other_model"]
+MissReason = Literal[
+    "never_stored", "evicted", "no_checkpoint", "sibling_missing", "corrupt", "other_model", "wrong_cluster"
+]
+"""wrong_cluster: never stored here, since the session was served by another cluster until now."""
+
 STATES = "states"
 """Under which name lost checkpoints are remembered, beside the paged groups' own."""
 

@@ -10,6 +10,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,8 @@ class Store:
         found = lookup.find(chain, n_prompt) if reuse else lookup.nothing("corrupt")
         if turn is not None:
             self._tiers.history.advance(turn.now)
+            if turn.moved and found.hit.miss == "never_stored":
+                found = replace(found, hit=replace(found.hit, miss="wrong_cluster"))
         opened = self._start(holder, chain, found, n_prompt, capacity_tokens, turn)
         if isinstance(opened, Refusal) and found.hit.tokens:
             opened = self._start(holder, chain, lookup.nothing("evicted"), n_prompt, capacity_tokens, turn)

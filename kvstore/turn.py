@@ -17,4 +17,7 @@ class Turn:
     session: str = ""
     stop: Stop = ""
     class_name: str = ""
+    moved: bool = False
+    """Another cluster has served the session until now, or should have."""
+
     now: float

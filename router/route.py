@@ -26,3 +26,8 @@ def order(
     if primary_cached or now - placement.at >= idle_s:
         return ranked
     return (placement.cluster, *(name for name in ranked if name != placement.cluster))
+
+
+def moved(session: str, weights: Mapping[str, float], placement: Placement | None, cluster: str) -> bool:
+    """Is `cluster` another one than served the session last, or than should serve it where that is not known?"""
+    return cluster != (placement.cluster if placement is not None else ring.rank(session, weights)[0])

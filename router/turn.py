@@ -27,7 +27,7 @@ from forebay.router.openai_shape import Shape
 from forebay.router.outcome import ApiError
 from forebay.router.progress import Progress
 from forebay.router.ring import alive_order
-from forebay.router.route import order
+from forebay.router.route import moved, order
 from forebay.router.stats import Stats
 from forebay.router.wire import Finished, Frame, JobRequest, Started, Tokens
 
@@ -218,6 +218,7 @@ class Turn:
         """One group of jobs a prompt. Their ids are new with every try, whatever the client calls its request."""
         ask, config = self._ask, self._fleet.config
         attempt = secrets.token_hex(8)
+        placement = self._fleet.memory.placement(ask.session.key)
         priority = next(each.priority for each in config.classes if each.name == class_name)
         return [
             [
@@ -234,6 +235,7 @@ class Turn:
                     session=ask.session.key,
                     salt=ask.salt,
                     stop=ask.stop,
+                    moved=moved(ask.session.key, config.weights, placement, self.cluster),
                 )
                 for choice in range(ask.n)
             ]

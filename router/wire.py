@@ -31,7 +31,10 @@ class WireSampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of one request: POST /jobs of an ingress. `class_name` labels metrics; lower `priority` goes first."""
+    """One choice of one request: POST /jobs of an ingress. `class_name` labels metrics; lower `priority` goes first.
+
+    `moved`: another cluster has served the session until now, or should have, so a miss is no wonder.
+    """
 
     id: str
     ids: list[int]
@@ -45,6 +48,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     salt: str = ""
     stop: Stop = ""
+    moved: bool = False
 
 
 class WireToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

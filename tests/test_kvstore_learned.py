@@ -173,6 +173,24 @@ def test_what_it_expects_of_blocks_is_what_the_index_expects(examples: Callable[
     check()
 
 
+def test_what_was_never_stored_here_since_another_cluster_served_it_is_told_apart() -> None:
+    store = Store(LAYOUT, config(20), "twin")
+    chain = store.chain(list(range(3 * BLOCK)))
+    for moved, stored, why in ((True, False, "wrong_cluster"), (False, True, "never_stored"), (True, False, None)):
+        turn = Turn(session="a", moved=moved, now=1.0)
+        lease = store.open(OWNER, chain, n_prompt=3 * BLOCK, capacity_tokens=3 * BLOCK, turn=turn)
+        assert not isinstance(lease, Refusal)
+        with lease:
+            lease.ready()
+            assert lease.hit.miss == why
+            if stored:
+                lease.commit(2 * BLOCK)
+                lease.ready()
+                lease.checkpoint(2 * BLOCK)
+                lease.ready()
+    assert store.stats().misses == {"wrong_cluster": 1, "never_stored": 1}
+
+
 def test_where_no_turn_is_told_a_density_is_recency_alone() -> None:
     span = Span(pages=np.zeros(1, np.int32), group="latent", first_block=0, parent=None, keys=[b"a"], tick=3)
     assert History(10).densities([span], 7).tolist() == [1 / 5]

@@ -244,3 +244,13 @@ def test_two_requests_with_one_id_do_not_mix(router):
         thread.join()
     assert abs(answers[0] - answers[1]) == 290
     assert len({job.id for each in router.clusters.values() for job in each.seen}) == 2
+
+
+def test_a_cluster_is_told_that_another_one_served_the_session_until_now(router):
+    primary, backup = pair(router)
+    router.chat(headers=SESSION)
+    assert [job.moved for job in router.clusters[primary].seen] == [False]
+    router.clusters[primary].fault = "no_workers"
+    for _ in range(2):
+        router.chat(headers=SESSION)
+    assert [job.moved for job in router.clusters[backup].seen] == [True, False]

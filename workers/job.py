@@ -58,6 +58,9 @@ class Job:
     stop: Literal["tool_use", "end_turn", ""] = ""
     """How the session's turn before this one ended, "" where that is not known."""
 
+    moved: bool = False
+    """Another cluster has served the session until now, or should have."""
+
     @property
     def n_forced(self) -> int:
         return len(self.ids) - self.n_prompt

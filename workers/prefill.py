@@ -339,7 +339,7 @@ def _turn(job: Job, now: float) -> Turn | None:
     """Whose use of the blocks it is; None where the same turn used them before: a further choice, or once more."""
     if job.choice or job.n_forced:
         return None
-    return Turn(session=job.session, stop=job.stop, class_name=job.class_name, now=now)
+    return Turn(session=job.session, stop=job.stop, class_name=job.class_name, moved=job.moved, now=now)
 
 
 def _pages_message(refusal: Refusal) -> str:
