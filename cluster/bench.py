@@ -35,13 +35,14 @@ def bench_classes(url: str, requests: int, json_path: Path | None) -> int:
 def bench_store(folder: Path | None, json_path: Path | None) -> int:
     """The SSD rows are those of the disk on which `folder` lies. Without Mooncake there are no rows of the pool."""
     from forebay.cluster.bench_lookup import bench_lookup
+    from forebay.kvstore.host_bench import bench_host
     from forebay.kvstore.pool_address import PoolError
     from forebay.kvstore.pool_bench import bench_pool
     from forebay.kvstore.ssd_bench import bench_ssd
 
     try:
         with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as made:
-            rows = [*bench_lookup(), *bench_ssd(Path(made))]
+            rows = [*bench_lookup(), *bench_host(), *bench_ssd(Path(made))]
     except OSError as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 2

@@ -18,6 +18,9 @@ from forebay.workers.config import WorkerConfig
 MIB = 1 << 20
 STORE_DEFAULTS: dict[str, Any] = {"device_bytes": 256 * MIB, "host_bytes": 256 * MIB, "handoff_bytes": 256 * MIB}
 PREFILL_ONLY = ("host_bytes", "handoff_bytes", "ssd_bytes")
+DIRECTORY_SHARE = 16
+"""The host tier's directory takes this part of it at most."""
+
 PROCESS_BYTES = 400 * MIB
 """What a worker takes beside its pages and weights: the interpreter, torch, Ray."""
 
@@ -98,25 +101,28 @@ class EndpointConfig:
     @property
     def needed_bytes(self) -> int:
         """Memory that the workers take at least: weights come on top."""
-        return self.clusters * sum(
+        workers = sum(
             self.replicas(kind).least * (PROCESS_BYTES + _pool_bytes(worker_config(self, kind, "").store))
             for kind in KINDS
         )
+        return self.clusters * (workers + worker_config(self, "prefill", "").store.host_bytes)
 
     @property
     def arena_bytes(self) -> int:
-        """Of that, what lies in the memory file system."""
+        """Of that, what lies in the memory file system: the host tier once a cluster, with what says what is in it."""
         each = worker_config(self, "prefill", "").store
-        return self.clusters * self.replicas("prefill").most * (each.host_bytes + each.handoff_bytes)
+        host_bytes = each.host_bytes + each.host_bytes // DIRECTORY_SHARE
+        return self.clusters * (host_bytes + self.replicas("prefill").most * each.handoff_bytes)
 
 
 KINDS: tuple[Kind, ...] = ("prefill", "decode")
 
 
 def _pool_bytes(store: StoreConfig) -> int:
+    """Of one worker; the host tier is the node's."""
     ssd_bytes = store.ssd_queue_bytes if store.ssd_path is not None else 0
     pool_bytes = store.pool_segment_bytes + 2 * store.pool_queue_bytes if store.pool is not None else 0
-    return store.device_bytes + store.host_bytes + store.handoff_bytes + ssd_bytes + pool_bytes
+    return store.device_bytes + store.handoff_bytes + ssd_bytes + pool_bytes
 
 
 def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConfig:
@@ -132,10 +138,10 @@ def worker_config(config: EndpointConfig, kind: Kind, memory: str) -> WorkerConf
 
 
 def of_cluster(worker: WorkerConfig, cluster: str) -> WorkerConfig:
-    """Sessions come back to their cluster, so its workers' SSD folders are below one of its own."""
-    if worker.store.ssd_path is None:
-        return worker
-    return replace(worker, store=replace(worker.store, ssd_path=str(Path(worker.store.ssd_path) / cluster)))
+    """Sessions come back to their cluster, so its workers have a host tier of its own, and SSD folders below one."""
+    path = worker.store.ssd_path
+    ssd_path = None if path is None else str(Path(path) / cluster)
+    return replace(worker, store=replace(worker.store, cluster=cluster, ssd_path=ssd_path))
 
 
 def router_config(config: EndpointConfig, model: ModelConfig) -> RouterConfig:

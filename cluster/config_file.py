@@ -17,7 +17,7 @@ from forebay.workers.config import WorkerConfig
 
 TABLES: dict[str, tuple[type, frozenset[str]]] = {
     "workers": (WorkerConfig, frozenset({"model", "store"})),
-    "store": (StoreConfig, frozenset({"run_dir"})),
+    "store": (StoreConfig, frozenset({"run_dir", "cluster", "rank", "ranks"})),
     "router": (RouterConfig, frozenset({"host", "port", "clusters", "model"})),
 }
 """Each table's dataclass, and the fields of it that are no keys."""

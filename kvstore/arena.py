@@ -37,7 +37,7 @@ class Arena:
         assert n_bytes > 0
         folder = Path(run_dir)
         pid = os.getpid()
-        self.path = str(folder / f"{name}-{secrets.token_hex(4)}.{pid}.{_start_time(pid)}{SUFFIX}")
+        self.path = str(folder / f"{name}-{secrets.token_hex(4)}.{pid}.{start_time(pid)}{SUFFIX}")
         self.extents = Extents(n_bytes)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _is_stale(path: Path) -> bool:
     parts = path.name.removesuffix(SUFFIX).rsplit(".", 2)
     if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
         return False
-    return _start_time(int(parts[1])) != int(parts[2]) and not _is_locked(path)
+    return start_time(int(parts[1])) != int(parts[2]) and not _is_locked(path)
 
 
 def _is_locked(path: Path) -> bool:
@@ -142,7 +142,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _start_time(pid: int) -> int:
+def start_time(pid: int) -> int:
     """A process's start in clock ticks since boot (field 22 of its stat file), 0 where there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

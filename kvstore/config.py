@@ -18,13 +18,24 @@ _POOL_POSITIVE = ("pool_uses", "pool_copies", "pool_queue_bytes", "pool_known_pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """`host_bytes` 0: no host tier. `handoff_bytes` 0: nothing is exported. Raises ValueError that names the field."""
+    """`host_bytes`: of the node's host tier; 0: none. `handoff_bytes` 0: nothing is exported.
+
+    Raises ValueError that names the field.
+    """
 
     device_bytes: int
     host_bytes: int = 0
     handoff_bytes: int = 0
     run_dir: str
     """Folder of this node's arenas, in shared memory where there is one."""
+
+    cluster: str = "local"
+    """Workers of one cluster and node share the host tier."""
+
+    rank: int = 0
+    ranks: int = 1
+    """Which of the tensor-parallel ranks this store is of. All hold the same rows, so below the device they are stored
+    once; each has states of its own."""
 
     checkpoints: str = DEFAULT_CHECKPOINTS
     """Where prefill keeps states: kvstore.policy."""
@@ -109,6 +120,8 @@ class StoreConfig:
             raise ValueError(f"write: {self.write!r} is none of {', '.join(get_args(WritePolicy))}")
         if self.ssd_write not in get_args(SsdWritePolicy):
             raise ValueError(f"ssd_write: {self.ssd_write!r} is none of {', '.join(get_args(SsdWritePolicy))}")
+        if not 0 <= self.rank < self.ranks:
+            raise ValueError(f"rank: {self.rank} is none of {self.ranks} ranks")
         if (self.ssd_path is None) != (self.ssd_bytes == 0):
             raise ValueError("ssd_path, ssd_bytes: the SSD tier takes both, or neither")
         if self.pool is not None:

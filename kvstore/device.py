@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forebay.kvstore.checksum import checksum, copy_checked
 from forebay.kvstore.layout import Layout, PagedGroup
 from forebay.kvstore.moves import Move, Pages
 
@@ -52,6 +53,21 @@ class DevicePool:
             rows = torch.from_numpy(data).to(self.bytes.device)
             self.bytes[:, : data.shape[1]].index_copy_(0, self._ids(pages), rows)
 
+    def take(self, page: int, into: npt.NDArray[np.uint8]) -> int:
+        """Copy the first bytes of one page down, `into` [n_bytes]; the checksum of what arrived."""
+        if self._on_cpu is not None:
+            return copy_checked(into[None], self._on_cpu[page, None, : len(into)])
+        torch.from_numpy(into).copy_(self.bytes[page, : len(into)])
+        return checksum(into)
+
+    def bring(self, page: int, data: npt.NDArray[np.uint8], n_bytes: int) -> int:
+        """Copy the first `n_bytes` of `data` over one page's; the checksum of all of `data`, which must not change
+        meanwhile."""
+        if self._on_cpu is not None and n_bytes == len(data):
+            return copy_checked(self._on_cpu[page, None, :n_bytes], data[None])
+        self.bytes[page, :n_bytes].copy_(torch.from_numpy(data[:n_bytes]))
+        return checksum(data)
+
     def copy(self, move: Move) -> None:
         """Carry out a move within the pool. Sources and targets are disjoint."""
         if self._on_cpu is not None:
@@ -65,3 +81,11 @@ class DevicePool:
 
     def _ids(self, pages: Pages) -> torch.Tensor:
         return torch.from_numpy(pages.astype(np.int64)).to(self.bytes.device)
+
+
+def pin(data: npt.NDArray[np.uint8], device: torch.device | str) -> None:
+    """Let a GPU copy to and from these bytes at full speed; where it cannot, it copies more slowly."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
+            data.ctypes.data, data.nbytes, 0
+        )

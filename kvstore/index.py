@@ -30,6 +30,8 @@ class Unit:
     """Requests that had use of it, the one that computed it included."""
 
     entered: bool = False
+    lost: bool = False
+    """Its bytes will not be there: it never matches."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -100,7 +102,9 @@ class TierIndex:
         self._free(unit, cached=False)
 
     def enter(self, unit: Span | Checkpoint, keys: list[bytes]) -> bool:
-        """`enter_span` or `enter_checkpoint`."""
+        """`enter_span` or `enter_checkpoint`, unless its bytes are lost."""
+        if unit.lost:
+            return False
         return self.enter_span(unit, keys) if isinstance(unit, Span) else self.enter_checkpoint(unit)
 
     def enter_span(self, span: Span, keys: list[bytes]) -> bool:
@@ -128,7 +132,8 @@ class TierIndex:
         return True
 
     def forget(self, unit: Unit) -> None:
-        """End a unit's matching at once; its pages go back now, or when its last pin does."""
+        """End a unit's matching at once and for good; its pages go back now, or when its last pin does."""
+        unit.lost = True
         if unit.entered:
             self._withdraw(unit)
         if unit.pins == 0:

@@ -10,8 +10,10 @@ lies there. Before a look-up the view adopts what others stored; what is gone is
 finds wrong bytes. So a view that is behind costs a miss, never a wrong byte.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -19,19 +21,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forebay.kvstore.arena import Arena
+from forebay.kvstore.arena import start_time
 from forebay.kvstore.chain import Chain
 from forebay.kvstore.config import StoreConfig
-from forebay.kvstore.device import DevicePool
+from forebay.kvstore.device import DevicePool, pin
+from forebay.kvstore.directory import Directory
 from forebay.kvstore.host import HostPool
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.log_folder import LogError
-from forebay.kvstore.moves import Move, Tier
+from forebay.kvstore.moves import Label, Move, Tier
 from forebay.kvstore.opening import Opening, Restoring
 from forebay.kvstore.pool_address import parse as parse_address
 from forebay.kvstore.pool_client import MooncakeClient, load
 from forebay.kvstore.pool_tier import PoolTier
+from forebay.kvstore.shared_file import SharedFile
+from forebay.kvstore.shared_table import geometry_of
 from forebay.kvstore.ssd import Adopt, SsdPool, model_mark
 from forebay.kvstore.ssd_slots import open_log
 from forebay.kvstore.store import Hit, Store
@@ -74,7 +79,7 @@ class Memory:
         self.ssd = ssd
         self.cluster = cluster
         self.ssd_failure: str | None = None
-        self.views: list[View] = [view for view in (ssd, cluster) if view is not None]
+        self.views: list[View] = [view for view in (host, ssd, cluster) if view is not None]
         self._lost: dict[Tier, list[int]] = defaultdict(list)
 
     def lookup(self, chain: Chain, n_prompt: int) -> Hit:
@@ -113,6 +118,8 @@ class Memory:
         """As `open`; its answer may come later, and whoever drops it before must close it."""
         if chain is not None:
             self.discover(chain)
+        if self.host is not None:
+            self.host.directory.count_request()
         return Opening(
             self,
             lambda reuse: self.store.open(
@@ -154,10 +161,11 @@ class Memory:
 
     def carry_out(self, moves: list[Move]) -> tuple[Tier, list[int]] | None:
         """All but the slow reads, in order, up to the first that finds wrong bytes: which pages hold them."""
-        for move in moves:
-            wrong = self._carry_out_one(move) if move.source not in SLOW else []
-            if wrong:
-                return "host", wrong
+        with self.host.reading(moves) if self.host is not None else nullcontext():
+            for move in moves:
+                wrong = self._carry_out_one(move) if move.source not in SLOW else []
+                if wrong:
+                    return "host", wrong
         return None
 
     def restore(self, moves: list[Move]) -> Sequence[Restoring]:
@@ -179,7 +187,11 @@ class Memory:
             self.cluster.wait(timeout_s)
 
     def drop_corrupt(self, tier: Tier, pages: list[int]) -> None:
+        """What is gone is lost first: that is no damage."""
+        self.settle()
         self.store.drop_corrupt(tier, pages)
+        if self.host is not None:
+            self.host.discard_wrong()
 
     def lose(self, tier: Tier, pages: list[int]) -> None:
         self._lost[tier] += pages
@@ -187,8 +199,11 @@ class Memory:
     def settle(self) -> None:
         """Let the store know what lower tiers gave up since the last call, or that one failed."""
         for view in self.views:
-            lost = self._lost[view.tier] + view.take_lost()
-            self._lost[view.tier] = self.store.lose(view.tier, lost) if lost else []
+            if lost := self._lost.pop(view.tier, []) + view.take_lost():
+                self.store.lose(view.tier, lost)
+        if self.host is not None:
+            free, used, cached = self.host.directory.counts()
+            self.store.note_host(free=free, used=used, cached=cached)
         if self.cluster is not None:
             traffic = self.cluster.traffic
             self.store.note_pool(traffic.events, queued_bytes=traffic.queued_bytes)
@@ -207,8 +222,8 @@ class Memory:
     def _finish(self, lease: Lease) -> None:
         wrong = self.carry_out(lease.moves)
         assert wrong is None, "only `open` restores from below"
+        self.settle()  # what could not be saved is not to match, not even for a moment
         lease.ready()
-        self.settle()
 
     def _carry_out_one(self, move: Move) -> list[int]:
         if move.target in SLOW:
@@ -220,10 +235,28 @@ class Memory:
         else:
             assert self.host is not None, "moves to and from the host need its pages"
             if move.target == "host":
-                self.host.save(self.pool, move)
+                self.host.save(self.pool, move, self._spill if self._can_spill() else None)
             else:
                 return self.host.restore(self.pool, move)
         return []
+
+    def _can_spill(self) -> bool:
+        return self.ssd is not None and self.ssd_failure is None
+
+    def _spill(self, label: Label, uses: int, data: Bytes) -> None:
+        """What leaves the host goes to the SSD, where the policy is to."""
+        assert self.ssd is not None
+        pages = self.store.spill(label, uses)
+        if pages is not None:
+            down = Move(
+                source="host",
+                source_pages=pages[:0],
+                target="ssd",
+                target_pages=pages,
+                n_bytes=data.shape[1],
+                label=label,
+            )
+            self.ssd.save(down, data, self._pinned_on_ssd)
 
     def _save_below(self, move: Move) -> None:
         if move.target == "pool":
@@ -249,15 +282,15 @@ class Memory:
 
 
 def make_memory(layout: Layout, config: StoreConfig, fingerprint: str, device: torch.device | str = "cpu") -> Memory:
-    """A store with its pools. The host tier's pages lie in a new arena in the run folder. Raises ArenaError.
+    """A store with its pools. The host tier lies in the run folder, shared with whoever names the same cluster. Raises
+    ArenaError.
 
     An SSD tier that cannot be opened is off, and `ssd_failure` says why.
     """
     pool = DevicePool(layout, config.device_bytes // layout.page_bytes, device)
-    host_bytes = config.host_bytes // layout.page_bytes * layout.page_bytes
-    host = HostPool(Arena(config.run_dir, "host", host_bytes), layout.page_bytes) if host_bytes else None
     store = Store(layout, config, fingerprint)
     ssd, failure = _open_ssd(layout, config, store)
+    host = _join_host(layout, config, store, device)
     memory = Memory(store, pool, host, ssd, _join_pool(layout, config, fingerprint))
     if failure is not None:
         memory.fail_ssd(failure)
@@ -265,11 +298,24 @@ def make_memory(layout: Layout, config: StoreConfig, fingerprint: str, device: t
     return memory
 
 
+def _join_host(layout: Layout, config: StoreConfig, store: Store, device: torch.device | str) -> HostPool | None:
+    """The view of the arena of this node and cluster, which the first worker makes."""
+    if config.host_bytes < layout.page_bytes:
+        return None
+    file = SharedFile(config.run_dir, f"host-{config.cluster}", geometry_of(layout, config.host_bytes))
+    directory = Directory(file, os.getpid(), start_time(os.getpid()))
+    pin(file.bytes, device)
+    n_pages = store.tier_pages("host")
+    mark = model_mark(store.fingerprint)
+    return HostPool(directory, layout, mark, n_pages=n_pages, rank=config.rank, ranks=config.ranks)
+
+
 def _open_ssd(layout: Layout, config: StoreConfig, store: Store) -> tuple[SsdPool | None, str | None]:
     """The tier, with what an earlier process left there; or why there is none."""
     if config.ssd_path is None:
         return None, None
-    mark = model_mark(store.fingerprint)
+    of_rank = f" rank {config.rank} of {config.ranks}" if config.ranks > 1 else ""
+    mark = model_mark(store.fingerprint + of_rank)
     try:
         ssd = SsdPool(open_log(layout, config, mark), layout)
     except LogError as error:

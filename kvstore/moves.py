@@ -35,7 +35,7 @@ class Move:
     """Copy the first `n_bytes` of each page of `source_pages` to the page of `target_pages` at the same place.
 
     `source` None writes zeros instead, and `source_pages` is empty. Both arrays are int32 [n]. A move to a lower tier
-    is of one unit, and has its `label`.
+    is of one unit, and has its `label`; `worth` (policy.worth) and `uses` are what the unit has.
     """
 
     source: Tier | None
@@ -44,6 +44,8 @@ class Move:
     target_pages: Pages
     n_bytes: int
     label: Label | None = None
+    worth: float = 0.0
+    uses: int = 1
 
 
 def joined(moves: list[Move]) -> list[Move]:
@@ -56,6 +58,8 @@ def joined(moves: list[Move]) -> list[Move]:
             target_pages=np.concatenate([move.target_pages for move in run]),
             n_bytes=n_bytes,
             label=label,
+            worth=run[0].worth,
+            uses=run[0].uses,
         )
         for (source, target, n_bytes, label), group in groupby(moves, key=_kind)
         if (run := list(group))

@@ -66,9 +66,9 @@ class Opening:
                 self._memory.settle()
                 self._start()
             else:
+                self._memory.settle()  # what could not be saved is not to match, not even for a moment
                 self._lease.ready()
                 self._answer = self._lease
-            self._memory.settle()
         return self._answer
 
     def wait(self, timeout_s: float | None) -> None:

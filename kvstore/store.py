@@ -39,6 +39,7 @@ class Store:
         self._leases: set[Lease] = set()
         self._chains = Chains(layout.block_tokens, fingerprint)
         self._ssd_held_bytes = self._ssd_queued_bytes = self._pool_queued_bytes = 0
+        self._host_pages: tuple[int, int, int] | None = None
 
     def chain(self, ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "", session: str = "") -> Chain:
         """Block keys of a prompt. Different `salt`s (tenants) never share a block. Of a `session` that is known only
@@ -98,23 +99,28 @@ class Store:
         where a longer run or the same checkpoint is there, or all pages are pinned. The oldest makes room."""
         return self._tiers.adopt(tier, label)
 
-    def lose(self, tier: Tier, pages: Sequence[int]) -> list[int]:
-        """What lies in these pages is given up by what holds the bytes. Returns those of units that do not match yet:
-        they are to be lost when they do."""
+    def lose(self, tier: Tier, pages: Sequence[int]) -> None:
+        """What lies in these pages is given up by what holds the bytes. What does not match yet never will."""
         lost = set(pages)
         index = self._tiers.of(tier)
-        early: list[int] = []
         for unit in [unit for unit in index.units if not lost.isdisjoint(unit.pages.tolist())]:
             if unit.entered:
-                self._tiers.drop(index, unit, "evicted", "dropped")
+                self._tiers.drop(index, unit, "evicted", "saved" if self._tiers.is_below(index, unit) else "dropped")
             else:
-                early += lost.intersection(unit.pages.tolist())
-        return early
+                unit.lost = True
+
+    def spill(self, label: Label, uses: int) -> Pages | None:
+        """A unit that leaves the host, used so often: its pages on the SSD, where its bytes are to go before anything
+        else happens, or None where they are not."""
+        return self._tiers.spill(label, uses)
 
     def turn_off_ssd(self) -> None:
         """The disk failed: nothing there matches any more, and nothing is saved there."""
         self._tiers.totals.ssd_events["failed"] += 1
         self._tiers.turn_off_ssd()
+
+    def tier_pages(self, tier: Tier) -> int:
+        return self._tiers.of(tier).pool.total
 
     def pinned(self, tier: Tier) -> list[int]:
         """Pages there that are being read or written for a lease."""
@@ -126,6 +132,10 @@ class Store:
             {name: n - self._tiers.totals.ssd_events[name] for name, n in events.items()}
         )
         self._ssd_held_bytes, self._ssd_queued_bytes = held_bytes, queued_bytes
+
+    def note_host(self, *, free: int, used: int, cached: int) -> None:
+        """Pages of the arena that this worker tells of: those of its view are numbers only."""
+        self._host_pages = free, used, cached
 
     def note_pool(self, events: Mapping[PoolEvent, int], *, queued_bytes: int) -> None:
         """What the traffic with the pool has counted since its start, and how much is on its way there."""
@@ -160,7 +170,7 @@ class Store:
     def stats(self) -> StoreStats:
         totals = self._tiers.totals
         return StoreStats(
-            tiers=tuple(_tier_stats(tier) for tier in self._tiers.order),
+            tiers=tuple(self._tier_stats(tier) for tier in self._tiers.order),
             page_bytes=self.layout.page_bytes,
             leases=len(self._leases),
             looked_up_tokens=totals.looked_up_tokens,
@@ -193,13 +203,15 @@ class Store:
         self._leases.add(lease)
         return lease
 
-
-def _tier_stats(tier: TierIndex) -> TierStats:
-    return TierStats(
-        tier=tier.tier,
-        total_pages=tier.pool.total,
-        free_pages=tier.pool.free,
-        leased_pages=tier.pool.leased,
-        cached_pages=tier.pool.cached,
-        checkpoints=len(tier.checkpoints),
-    )
+    def _tier_stats(self, tier: TierIndex) -> TierStats:
+        free, leased, cached = tier.pool.free, tier.pool.leased, tier.pool.cached
+        if tier is self._tiers.host and self._host_pages is not None:
+            free, leased, cached = self._host_pages
+        return TierStats(
+            tier=tier.tier,
+            total_pages=free + leased + cached,
+            free_pages=free,
+            leased_pages=leased,
+            cached_pages=cached,
+            checkpoints=len(tier.checkpoints),
+        )

@@ -4,7 +4,7 @@ Making room answers with values: the moves that save what is worth saving, and t
 the moves were carried out.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from forebay.kvstore.config import StoreConfig
@@ -27,7 +27,10 @@ class Tiers:
         self.layout = layout
         self.config = config
         self.device = TierIndex("device", layout, config.device_bytes // layout.page_bytes)
-        self.host = TierIndex("host", layout, config.host_bytes // layout.page_bytes)
+        # Numbers for all that the arena holds, and for what is on its way there while its place is still held: the
+        # device's pages, and what is written into them at once.
+        host_bytes = config.host_bytes + 2 * config.device_bytes if config.host_bytes else 0
+        self.host = TierIndex("host", layout, host_bytes // layout.page_bytes)
         self.ssd = TierIndex("ssd", layout, config.ssd_bytes // layout.page_bytes)
         self.pool = TierIndex("pool", layout, config.pool_known_pages if config.pool is not None else 0)
         self.order = (self.device, self.host, self.ssd, self.pool)
@@ -59,10 +62,10 @@ class Tiers:
             return None
         valuation = self.valuation()
         victims = _least(valuation.ranked(self.device), missing, self.device.pool.total // SPARE_SHARE, below)
-        return None if victims is None else self._demote(victims, valuation)
+        return None if victims is None else self._demote(victims)
 
     def write_through(self, units: Sequence[Span | Checkpoint]) -> Room:
-        """Copy device units, just written, down too, where the policy is to: to the host, if it has nothing better."""
+        """Copy device units, just written, down too, where the policy is to."""
         room = Room(moves=[], arrivals=[])
         if self.config.ssd_write == "write_through":
             for unit in units:
@@ -71,10 +74,9 @@ class Tiers:
             for unit in units:
                 self._save_to_pool(unit, self.device, room)
         if self.config.write == "write_through":
-            victims = _HostVictims(self)
             for unit in units:
                 if self._on_host(unit) is None:
-                    self._save(unit, self._just_used(unit), room, victims)
+                    self._save(unit, self._just_used(unit), room)
         return room
 
     def save_used(self, pins: Iterable[tuple[TierIndex, Unit]]) -> Room:
@@ -125,6 +127,8 @@ class Tiers:
     def adopt(self, name: Tier, label: Label) -> Pages | None:
         """Enter a unit whose bytes lie in a lower tier already; its pages there, or None where it is not kept."""
         tier = self.of(name)
+        if self._holds(tier, label):
+            return None
         if label.group == STATES:
             n_pages = self.layout.state_pages
             if label.before is not None and self.lookup.checkpoint(label.before) is None:
@@ -138,10 +142,17 @@ class Tiers:
         tier.unpin(unit)
         return unit.pages if entered else None
 
+    def _holds(self, tier: TierIndex, label: Label) -> bool:
+        last = label.keys[-1]
+        return last in tier.checkpoints if label.group == STATES else tier.span(label.group, last) is not None
+
     def turn_off_ssd(self) -> None:
         self._ssd_is_on = False
-        for unit in [unit for unit in self.ssd.units if unit.entered]:
-            self.drop(self.ssd, unit, "evicted", "failed")
+        for unit in list(self.ssd.units):
+            if unit.entered:
+                self.drop(self.ssd, unit, "evicted", "failed")
+            else:
+                unit.lost = True
 
     def use(self, pins: Iterable[tuple[TierIndex, Unit]]) -> None:
         """A request starts: what it pins was used now."""
@@ -188,19 +199,27 @@ class Tiers:
             if key in tier.checkpoints:
                 self.drop(tier, tier.checkpoints[key], why, cause)
 
-    def _demote(self, victims: list[tuple[float, Unit]], valuation: Valuation) -> Room:
-        relied = {copy for _, unit in victims if (copy := self._on_host(unit)) is not None}
-        host_victims = _HostVictims(self, valuation, relied)
+    def spill(self, label: Label, uses: int) -> Pages | None:
+        """Enter a unit that leaves the host on the SSD, where its bytes are about to go, if the policy is to."""
+        rare = self.config.ssd_write == "selective" and uses < self.config.ssd_uses
+        return None if rare or not self._ssd_is_on else self.adopt("ssd", label)
+
+    def is_below(self, tier: TierIndex, unit: Unit) -> bool:
+        """Whether a tier below this one has it too."""
+        return any(_copy_in(lower, unit) is not None for lower in self.order[self.order.index(tier) + 1 :])
+
+    def _demote(self, victims: list[tuple[float, Unit]]) -> Room:
+        """What the host has already is renewed first, so that what is saved now does not take its place."""
         room = Room(moves=[], arrivals=[])
-        for value, unit in victims:
+        for value, unit in sorted(victims, key=lambda victim: self._on_host(victim[1]) is None):
             assert isinstance(unit, Span | Checkpoint), "a running state is always pinned"
-            saved = self._on_host(unit) is not None or self._save(unit, value, room, host_victims)
+            saved = self._save(unit, value, room)
             if not saved and value > 0:
                 saved = self.save_used_to_ssd(unit, self.device, room)
             self.drop(self.device, unit, "evicted", "saved" if saved else "dropped")
         return room
 
-    def _on_host(self, unit: Unit) -> Unit | None:
+    def _on_host(self, unit: Unit) -> Span | Checkpoint | None:
         return _copy_in(self.host, unit)
 
     def _view_room(self, tier: TierIndex, n_pages: int) -> bool:
@@ -218,12 +237,18 @@ class Tiers:
             self.drop(tier, unit, "evicted", "dropped")
         return True
 
-    def _save(self, unit: Span | Checkpoint, value: float, room: Room, victims: "_HostVictims") -> bool:
-        """Add the copy of a device unit to `room`. False where the host holds only what is worth as much."""
-        if value <= 0 or not victims.make_room(len(unit.pages), value, room):
+    def _save(self, unit: Span | Checkpoint, value: float, room: Room) -> bool:
+        """Add the copy of a device unit to `room`; where the host has one already, as far as this worker knows, the
+        move renews it. False where it is not worth it."""
+        label, copy = self._label(unit), self._on_host(unit)
+        if isinstance(copy, Span) and copy.keys[-1] != label.keys[-1]:
+            return True  # a longer run is there
+        if copy is None and (value <= 0 or not self._view_room(self.host, len(unit.pages))):
             return False
-        label = self._label(unit)
-        copy = self.host.add(self._unit(self.host, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
+        if copy is None:
+            copy = self.host.add(self._unit(self.host, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
+        else:
+            self.host.pin(copy)
         room.moves.append(
             Move(
                 source="device",
@@ -232,6 +257,8 @@ class Tiers:
                 target_pages=copy.pages,
                 n_bytes=self._n_bytes(unit),
                 label=label,
+                worth=value,
+                uses=unit.uses,
             )
         )
         room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=_keys(unit)))
@@ -291,47 +318,7 @@ class Tiers:
                     checkpoint.previous, checkpoint.previous_tokens = lost.previous, lost.previous_tokens
 
 
-class _HostVictims:
-    """What the host would give up during one eviction, ranked once, when it is first asked.
-
-    `relied`: host copies that spare a save of what leaves the device now; they are worth something from now on.
-    """
-
-    def __init__(self, tiers: Tiers, valuation: Valuation | None = None, relied: Collection[Unit] = ()) -> None:
-        self._tiers = tiers
-        self._valuation = valuation
-        self._relied = relied
-        self._ranking: list[tuple[float, Unit]] | None = None
-
-    def make_room(self, n_pages: int, below: float, room: Room) -> bool:
-        """Drop host units worth less than `below` until `n_pages` are free; all or nothing. Those that are worth
-        something go to the SSD."""
-        host = self._tiers.host
-        missing = n_pages - host.pool.free
-        if missing <= 0:
-            return True
-        if missing > host.pool.cached:
-            return False
-        ranking = self._ranked()
-        victims = _least(ranking, missing, host.pool.total // SPARE_SHARE, below)
-        if victims is None:
-            return False
-        for value, unit in victims:
-            assert isinstance(unit, Span | Checkpoint), "no request runs in the host tier"
-            saved = value > 0 and self._tiers.save_used_to_ssd(unit, host, room)
-            self._tiers.drop(host, unit, "evicted", "saved" if saved else "dropped")
-        del ranking[: len(victims)]
-        return True
-
-    def _ranked(self) -> list[tuple[float, Unit]]:
-        if self._ranking is None:
-            valuation = self._valuation or self._tiers.valuation()
-            ranked = valuation.ranked(self._tiers.host)
-            self._ranking = [pair for pair in ranked if pair[1] not in self._relied]
-        return self._ranking
-
-
-def _copy_in(tier: TierIndex, unit: Unit) -> Unit | None:
+def _copy_in(tier: TierIndex, unit: Unit) -> Span | Checkpoint | None:
     """What holds there all that this unit holds."""
     if isinstance(unit, Checkpoint):
         return tier.checkpoints.get(unit.key)

@@ -48,7 +48,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """Pages of one tier: free + leased + cached == total. `checkpoints` can be resumed from."""
+    """Pages of one tier: free + leased + cached == total. `checkpoints` can be resumed from.
+
+    The host tier is the node's: one of its workers tells of its pages, the others of none.
+    """
 
     tier: Tier
     total_pages: int

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from forebay.cluster.config import EndpointConfig, Replicas, of_cluster, router_config, worker_config
+from forebay.cluster.config import (
+    PROCESS_BYTES,
+    STORE_DEFAULTS,
+    EndpointConfig,
+    Replicas,
+    of_cluster,
+    router_config,
+    worker_config,
+)
 from forebay.cluster.config_file import ConfigError, load, show
 from forebay.router.config import ModelConfig
 
@@ -47,7 +55,7 @@ def test_tables_reach_their_rooms(tmp_path: Path) -> None:
     assert (decode.store.ssd_path, prefill.store.ssd_path, prefill.store.ssd_bytes) == (None, "/ssd", 10)
     assert min(prefill.store.host_bytes, prefill.store.handoff_bytes) > 0
     assert of_cluster(prefill, "c2").store.ssd_path == "/ssd/c2"
-    assert of_cluster(decode, "c2") == decode
+    assert (of_cluster(prefill, "c2").store.cluster, of_cluster(decode, "c2").store.ssd_path) == ("c2", None)
     router = router_config(config, MODEL)
     assert router.drain_s == 2.0
     assert router.keys[0].secret == "s"
@@ -138,3 +146,8 @@ def test_needed_memory_grows_with_workers_and_pages() -> None:
     assert large.needed_bytes > small.needed_bytes
     assert EndpointConfig(clusters=1, store={"device_bytes": 1 << 40}).needed_bytes > 2 << 40
     assert EndpointConfig(clusters=2).arena_bytes == 2 * small.arena_bytes
+    sizes = {"host_bytes": 1 << 30, "handoff_bytes": 1 << 20}
+    one, three = (EndpointConfig(clusters=1, prefill=n, store=sizes) for n in (1, 3))
+    assert three.arena_bytes - one.arena_bytes == 2 << 20, "workers of one cluster share the host tier"
+    each = PROCESS_BYTES + STORE_DEFAULTS["device_bytes"] + (1 << 20)
+    assert three.needed_bytes - one.needed_bytes == 2 * each

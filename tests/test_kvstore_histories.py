@@ -112,6 +112,7 @@ class Histories(RuleBasedStateMachine):
         self.prompts.append(ids)
         store = self.memory.store
         chain = store.chain(ids)
+        self.memory.discover(chain)
         expected = self.expected_hit(ids)
         assert store.lookup(chain, len(ids)).tokens == expected
         before = store.stats()
@@ -136,6 +137,7 @@ class Histories(RuleBasedStateMachine):
         ids = prompt if prompt and again else prompt[:60] + tuple(tail)
         self.prompts.append(ids)
         store = self.memory.store
+        self.memory.discover(store.chain(ids))
         expected = self.expected_hit(ids)
         lease = self.memory.open(Owner("c"), store.chain(ids), n_prompt=len(ids), capacity_tokens=len(ids))
         if isinstance(lease, Refusal):
@@ -170,7 +172,7 @@ class Histories(RuleBasedStateMachine):
                 wrong = each.tier, each.wrong
                 self.memory.lose(each.tier, each.gone)
         if wrong is not None:
-            self.memory.store.drop_corrupt(*wrong)
+            self.memory.drop_corrupt(*wrong)
             self.finish(request)
             self.memory.settle()
             return
@@ -302,12 +304,11 @@ class TightHistories(Histories):
     @rule(which=st.integers(0, 1000), at=st.integers(0, 95), bit=st.integers(0, 7))
     def flip(self, which: int, at: int, bit: int) -> None:
         """A bit of a cached host page: of its bytes, or of its padding."""
+        host = self.memory.host
+        assert host is not None
         units = self.memory.store._tiers.host.evictable()
-        page = sorted(page for unit in units for page in unit.pages.tolist())[
-            which % self.memory.store.stats().tiers[1].cached_pages
-        ]
-        assert self.memory.host is not None
-        self.memory.host.bytes[page, at] ^= 1 << bit
+        pages = sorted(page for unit in units for page in unit.pages.tolist())
+        host.granule(pages[which % len(pages)])[at] ^= 1 << bit
         self.seen.event("bit of a host page flipped", fault=True)
 
     @precondition(lambda self: self.entered() and self.fault_is_due(4))

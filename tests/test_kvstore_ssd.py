@@ -123,7 +123,7 @@ def test_wrong_bytes_in_the_host_do_not_go_down_with_a_right_checksum(tmp_path: 
         serve(memory, [9] * 30)
         assert memory.host is not None
         if flipped:
-            memory.host.bytes[:, 0] ^= 1
+            memory.host.directory.table.granules[:, 0] ^= 1
         for other in range(4):
             serve(memory, [other] * 30)
         assert memory.store.lookup(memory.store.chain(ids), 30).state_tier == (None if flipped else "ssd")

@@ -218,6 +218,7 @@ class Workers(RuleBasedStateMachine):
         for holder in HOLDERS:
             self.holder_dies(holder)
         nothing_held(self.prefill, self.decode)
+        self.prefill.close()
         self.arena.close()
 
 

@@ -224,7 +224,7 @@ def test_wrong_bytes_in_the_host_tier_are_a_miss(make):
         worker.submit(job, NORTH, 0.0)
         first = until_idle(worker)[job.id].first
         assert first.id == answer(job)[0]
-    worker.memory.host.bytes[:] ^= 1
+    worker.memory.host.directory.table.granules[:] ^= 1
     worker.submit(jobs[0], NORTH, 0.0)
     outcome = until_idle(worker)["a"]
     assert not isinstance(outcome, Failure)
@@ -245,3 +245,31 @@ def test_the_first_choice_of_a_turn_is_what_the_store_learns_from(make):
     assert history.now == 40.0
     assert {part.uses for part in history._row_parts.values()} == {2}
     assert {part.stay.kind for part in history._row_parts.values()}.isdisjoint(after_the_call)
+
+
+def test_a_session_that_lands_on_another_worker_of_its_cluster_hits_the_host(make):
+    """Two workers of one cluster: what the first pushed out of its device, the second restores for the next turn."""
+    one, other = (make(device_pages=41, host_pages=200) for _ in range(2))
+    for seed, n_prompt in enumerate((60, 96)):
+        one.submit(job_of("earlier", n_prompt, seed=seed), NORTH, 0.0)
+        until_idle(one)
+    turn = job_of("second turn", 70, seed=0)
+    assert other.submit(turn, NORTH, 0.0) is None
+    prefilled = until_idle(other)["second turn"]
+    assert prefilled.tier_tokens == {"host": 60}
+    assert (prefilled.cached_tokens, prefilled.computed_tokens) == (60, 10)
+    assert prefilled.first.id == answer(turn)[0]
+
+
+def test_a_worker_that_takes_a_dead_ones_place_finds_its_host_tier(make, monkeypatch):
+    one = make(device_pages=41, host_pages=200)
+    for seed, n_prompt in enumerate((60, 96)):
+        one.submit(job_of("earlier", n_prompt, seed=seed), NORTH, 0.0)
+        until_idle(one)
+    monkeypatch.setattr(one.memory.host, "close", lambda: None)
+    replacement = make(device_pages=41, host_pages=200)
+    job = job_of("again", 60, seed=0)
+    replacement.submit(job, NORTH, 0.0)
+    prefilled = until_idle(replacement)["again"]
+    assert prefilled.tier_tokens == {"host": prefilled.cached_tokens}
+    assert prefilled.first.id == answer(job)[0]

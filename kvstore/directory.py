@@ -1,0 +1,403 @@
+"""What the workers of a node share below their devices: who stored which unit where, who reads it, and what goes first.
+
+Every call is one critical section over the arrays of `shared_table.py`. Who dies in one leaves it marked; the next to
+come in rebuilds from the entries what can be rebuilt, and ends what the dead had begun. A worker that cannot come in
+does without: it stores nothing, and restores nothing.
+
+    put -> Place  --bytes copied--> publish     others see it from then on
+        -> Stored                               it is there already
+        -> Leaving --bytes copied elsewhere--> put again
+    pin --bytes copied--> unpin
+    changes                                     what came and what went since the last call
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.kvstore.arena import ArenaError
+from forebay.kvstore.moves import Label
+from forebay.kvstore.shared_file import SharedFile, alive
+from forebay.kvstore.shared_table import (
+    DOOMED,
+    FREE,
+    LEAVING,
+    READY,
+    WRITING,
+    Alive,
+    Ints,
+    Table,
+    check,
+    dead_workers,
+    rebuilt,
+    tag,
+    unfinished,
+    victims,
+)
+
+SPARE_SHARE = 64
+"""Ranking all entries takes as long as a copy: an eviction frees this part of the arena beyond what was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One to be stored: `n_bytes` of each of its pages. `worth` (policy.worth) as it is used now.
+
+    `rows` build on those before them, states do not.
+    """
+
+    model: bytes
+    label: Label
+    rows: bool
+    n_pages: int
+    n_bytes: int
+    worth: float
+    uses: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """An entry as it was: another `serial` means that another unit lies there, or none."""
+
+    entry: int
+    serial: int
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Granules to copy a unit's pages into, in its order."""
+
+    entry: int
+    granules: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """They make room, and are this worker's to read until it puts again."""
+
+    units: tuple[Stored, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """`entries` changed; `arrived` are those that can be read now. `upto` is where to go on from."""
+
+    upto: int
+    entries: Ints
+    arrived: tuple[Stored, ...]
+
+
+class Directory:
+    """This worker's access. `pid` and `started` stand for its process, and `is_alive` tells of others'."""
+
+    def __init__(self, file: SharedFile, pid: int, started: int, is_alive: Alive = alive) -> None:
+        """The file is locked. Raises ArenaError where too many workers use it."""
+        self.table: Table = file.table
+        self._file = file
+        self._is_alive = is_alive
+        self._to_free: list[int] = []
+        self._to_unpin: list[int] = []
+        with self._inside():
+            self._slot = self._join(pid, started)
+        self._bit = np.uint64(1 << self._slot)
+
+    def put(self, unit: Unit, *, spill: bool, left: Sequence[int] = ()) -> "Place | Stored | Leaving | None":
+        """Where to store it. None: nowhere, since what is there is worth more, or someone stores it right now.
+
+        `spill`: what has to go is to be read before it does; its entries are then given back as `left`.
+        """
+        self._to_free += left
+        with self._critical() as entered:
+            if not entered:
+                return None
+            known = self._known(unit)
+            if known is not None:
+                return self._renewed(known, unit) if self.table.state[known] == READY else None
+            chosen = self._room(unit)
+            if chosen is None:
+                return None
+            if chosen and spill:
+                return Leaving(units=tuple(self._leave(entry) for entry in chosen))
+            self._free(chosen)
+            return self._place(unit)
+
+    def publish(self, place: Place, checksums: Sequence[int]) -> Stored | None:
+        """All bytes are there. None where it is this worker's no longer."""
+        with self._critical() as entered:
+            entry, table = place.entry, self.table
+            if not entered:
+                self._to_free.append(entry)
+                return None
+            if table.state[entry] != WRITING or table.owner[entry] != self._slot:
+                return None
+            table.checksums[entry, : len(checksums)] = checksums
+            table.serial[entry] = self._change()
+            self._free_covered(entry)
+            table.state[entry] = READY
+            return self._stored(entry)
+
+    def give_up(self, entries: Sequence[int]) -> None:
+        """They will not be published, or need not be read before they go."""
+        self._to_free += entries
+        with self._critical():
+            pass
+
+    def pin(self, entries: Ints, serials: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Those that are there stay until `unpin`, and were used now. Which ones they are."""
+        with self._critical() as entered:
+            if not entered:
+                return np.zeros(len(entries), dtype=bool)
+            there: npt.NDArray[np.bool_] = (self.table.state[entries] == READY) & (
+                self.table.serial[entries] == serials
+            )
+            self.table.readers[entries[there]] |= self._bit
+            for entry in entries[there].tolist():
+                self._use(entry, float(self.table.entries["worth"][entry]))
+            return there
+
+    def unpin(self, entries: Ints) -> None:
+        self._to_unpin += entries.tolist()
+        with self._critical():
+            pass
+
+    def discard(self, entry: int, serial: int) -> None:
+        """Its bytes are wrong."""
+        with self._critical() as entered:
+            if entered and self.table.state[entry] == READY and self.table.serial[entry] == serial:
+                self._doom(entry)
+
+    def count_request(self) -> None:
+        """Entries age by the requests of all workers."""
+        with self._critical() as entered:
+            if entered:
+                self.table.set("tick", self.table.get("tick") + 1)
+
+    def changes(self, since: int) -> Changes | None:
+        """None where nothing changed, or it cannot be told now."""
+        if self.table.get("changes") == since:
+            return None
+        with self._critical() as entered:
+            if not entered:
+                return None
+            entries = np.flatnonzero(self.table.serial > np.uint64(since))
+            ready = entries[self.table.state[entries] == READY].tolist()
+            return Changes(
+                upto=self.table.get("changes"), entries=entries, arrived=tuple(self._stored(entry) for entry in ready)
+            )
+
+    def counts(self) -> tuple[int, int, int]:
+        """Granules free, in use by a worker, and cached: told by the first living worker, (0, 0, 0) by the others, so
+        that they add up."""
+        dead = dead_workers(self.table, self._is_alive)
+        users = [slot for slot, (pid, _) in enumerate(self.table.workers.tolist()) if pid and slot not in dead]
+        if self._slot != users[0]:
+            return 0, 0, 0
+        held, table = self.table.entries["n_pages"], self.table
+        cached = int(held[(table.state == READY) & (table.readers == 0)].sum())
+        used = int(held[table.state != FREE].sum()) - cached
+        return table.geometry.n_pages - used - cached, used, cached
+
+    def close(self) -> None:
+        """Leave. The last that lives removes the file."""
+        with self._critical() as entered:
+            if entered:
+                self._end([self._slot, *dead_workers(self.table, self._is_alive)])
+                if not self.table.workers["pid"].any():
+                    self._file.remove()
+        self._file.close()
+
+    def check(self) -> None:
+        """Assert that all adds up. For tests."""
+        with self._critical():
+            pass
+        check(self.table)
+
+    @contextmanager
+    def _critical(self) -> Iterator[bool]:
+        """False where the lock is not to be had. Whatever is raised inside leaves the mark, as a death does."""
+        if not self._file.lock():
+            yield False
+            return
+        with self._inside():
+            self._give_back()
+            yield True
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        try:
+            if self.table.get("dirty"):
+                self._rebuild()
+            self.table.set("dirty", 1)
+            yield
+            self.table.set("dirty", 0)
+        finally:
+            self._file.unlock()
+
+    def _give_back(self) -> None:
+        """What is this worker's no longer: also what it could not give back when the lock was not to be had."""
+        if self._to_unpin:
+            self.table.readers[self._to_unpin] &= ~self._bit
+            self._to_unpin.clear()
+            self._free_doomed()
+        if self._to_free:
+            own = set(unfinished(self.table, [self._slot]))
+            self._free([entry for entry in self._to_free if entry in own])
+            self._to_free.clear()
+
+    def _join(self, pid: int, started: int) -> int:
+        self._end(dead_workers(self.table, self._is_alive))
+        free = np.flatnonzero(self.table.workers["pid"] == 0)
+        if not len(free):
+            self.table.set("dirty", 0)
+            raise ArenaError(f"{self._file.path}: {len(self.table.workers)} workers use it already")
+        slot = int(free[0])
+        self.table.workers["started"][slot] = started
+        self.table.workers["pid"][slot] = pid
+        return slot
+
+    def _end(self, slots: list[int]) -> None:
+        """These workers are gone: their pins, and what they did not finish."""
+        if slots:
+            self._free(unfinished(self.table, slots))
+            self.table.readers &= ~np.uint64(sum(1 << slot for slot in slots))
+            self._free_doomed()
+            self.table.workers["pid"][slots] = 0
+
+    def _rebuild(self) -> None:
+        """Someone died in the critical section: the entries are the truth, all else is made from them."""
+        table = self.table
+        broken, free = rebuilt(table)
+        for entry in broken:
+            table.serial[entry] = self._change()
+            table.state[entry] = FREE
+        table.free[: len(free)] = free
+        table.set("n_free", len(free))
+        table.set("rebuilt", table.get("rebuilt") + 1)
+        self._end(dead_workers(table, self._is_alive))
+
+    def _known(self, unit: Unit) -> int | None:
+        """The entry that holds all of it, published or on its way; the one that ends with it, if there are two."""
+        table, label = self.table, unit.label
+        standing = (table.state == READY) | (table.state == WRITING)
+        first = table.entries["first_tag"] == np.uint64(tag(unit.model, label.group, label.keys[0]))
+        known = None
+        for entry in np.flatnonzero(standing & first).tolist():
+            row, keys = table.entries[entry], table.keys_of(entry)
+            same = row["model"].tobytes() == unit.model and row["group"].decode() == label.group
+            if same and label.keys[-1] == keys[-1]:
+                return int(entry)
+            if same and label.keys[-1] in keys:
+                known = int(entry)
+        return known
+
+    def _room(self, unit: Unit) -> list[int] | None:
+        """What has to go for it, or None where it is to stay outside."""
+        table = self.table
+        fits = unit.n_pages <= table.geometry.unit_pages and len(unit.label.keys) <= table.geometry.run_keys
+        if not fits or not (table.state == FREE).any():
+            return None
+        if unit.n_pages <= table.get("n_free"):
+            return []
+        self._end(dead_workers(table, self._is_alive))
+        missing = unit.n_pages - table.get("n_free")
+        if missing <= 0:
+            return []
+        return victims(table, missing, table.geometry.n_pages // SPARE_SHARE, unit.worth)
+
+    def _place(self, unit: Unit) -> Place:
+        table, label = self.table, unit.label
+        entry = int(np.flatnonzero(table.state == FREE)[0])
+        left = table.get("n_free") - unit.n_pages
+        granules = table.free[left : left + unit.n_pages].astype(np.int64)
+        table.set("n_free", left)
+        table.pages[entry, : unit.n_pages] = granules
+        table.keys[entry, : len(label.keys)] = np.frombuffer(b"".join(label.keys), np.uint8).reshape(
+            len(label.keys), -1
+        )
+        row = table.entries[entry : entry + 1]
+        row["n_pages"], row["n_keys"], row["n_bytes"] = unit.n_pages, len(label.keys), unit.n_bytes
+        row["first_tag"] = tag(unit.model, label.group, label.keys[0])
+        row["last_tag"] = tag(unit.model, label.group, label.keys[-1])
+        row["has_before"], row["rows"], row["before_tag"] = label.before is not None, unit.rows, 0
+        if label.before is not None:
+            row["before"] = np.void(label.before)
+            row["before_tag"] = tag(unit.model, label.group, label.before) if unit.rows else 0
+        row["start_tokens"], row["end_tokens"] = label.start_tokens, label.end_tokens
+        row["group"], row["model"] = label.group.encode(), np.void(unit.model)
+        row["worth"], row["uses"], row["tick"] = unit.worth, unit.uses, table.get("tick")
+        row["owner"], row["readers"] = self._slot, 0
+        row["state"] = WRITING
+        return Place(entry=entry, granules=granules)
+
+    def _leave(self, entry: int) -> Stored:
+        stored = self._stored(entry)
+        self.table.serial[entry] = self._change()
+        self.table.owner[entry] = self._slot
+        self.table.state[entry] = LEAVING
+        return stored
+
+    def _free(self, entries: Sequence[int]) -> None:
+        table = self.table
+        for entry in entries:
+            pages = table.pages_of(entry)
+            table.serial[entry] = self._change()
+            table.state[entry] = FREE
+            n_free = table.get("n_free")
+            table.free[n_free : n_free + len(pages)] = pages
+            table.set("n_free", n_free + len(pages))
+
+    def _free_covered(self, newer: int) -> None:
+        """Shorter runs of the same page."""
+        table, keys = self.table, self.table.keys_of(newer)
+        alike = table.entries["first_tag"] == table.entries["first_tag"][newer]
+        for entry in np.flatnonzero(alike & (table.state == READY)).tolist():
+            if entry != newer and table.keys_of(entry)[-1] in keys:
+                self._doom(entry)
+
+    def _doom(self, entry: int) -> None:
+        """Nobody finds it from now on; it goes with its last reader."""
+        self.table.serial[entry] = self._change()
+        self.table.state[entry] = DOOMED
+        self._free_doomed()
+
+    def _free_doomed(self) -> None:
+        gone = (self.table.state == DOOMED) & (self.table.readers == 0)
+        self._free(np.flatnonzero(gone).tolist())
+
+    def _renewed(self, entry: int, unit: Unit) -> Stored:
+        self._use(entry, unit.worth)
+        return self._stored(entry)
+
+    def _use(self, entry: int, worth: float) -> None:
+        row = self.table.entries[entry : entry + 1]
+        row["tick"], row["worth"] = self.table.get("tick"), worth
+        row["uses"] += 1
+
+    def _stored(self, entry: int) -> Stored:
+        row = self.table.entries[entry]
+        label = Label(
+            group=row["group"].decode(),
+            keys=self.table.keys_of(entry),
+            before=row["before"].tobytes() if row["has_before"] else None,
+            start_tokens=int(row["start_tokens"]),
+            end_tokens=int(row["end_tokens"]),
+        )
+        unit = Unit(
+            model=row["model"].tobytes(),
+            label=label,
+            rows=bool(row["rows"]),
+            n_pages=int(row["n_pages"]),
+            n_bytes=int(row["n_bytes"]),
+            worth=float(row["worth"]),
+            uses=int(row["uses"]),
+        )
+        return Stored(entry=entry, serial=int(row["serial"]), unit=unit)
+
+    def _change(self) -> int:
+        number = self.table.get("changes") + 1
+        self.table.set("changes", number)
+        return number
