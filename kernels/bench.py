@@ -27,13 +27,13 @@ def run(args: argparse.Namespace) -> int:
     import torch  # not needed to compare records
 
     if args.variants:
-        from forebay.kernels import bench_attention_variants, bench_kda_variants  # import triton
+        from forebay.kernels import bench_attention_variants, bench_kda_variants, bench_moe_variants  # import triton
 
-        parts: tuple[ModuleType, ...] = (bench_kda_variants, bench_attention_variants)
+        parts: tuple[ModuleType, ...] = (bench_kda_variants, bench_attention_variants, bench_moe_variants)
     else:
-        from forebay.kernels import bench_attention, bench_kda
+        from forebay.kernels import bench_attention, bench_kda, bench_moe
 
-        parts = (bench_kda, bench_attention)
+        parts = (bench_kda, bench_attention, bench_moe)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     made = bench_report.report(_told(row for part in parts for row in part.rows(device, args.repeats)))
     print(bench_report.table(made))

@@ -1,7 +1,7 @@
 """Which code runs an operator over a batch: the one place that looks at the device.
 
 On a CUDA device the Triton kernels, elsewhere their slow twins in torch. Signatures are those of `kda_batch`,
-`mla_batch` and `dsa_batch`.
+`mla_batch`, `dsa_batch` and `moe_batch`.
 """
 
 from types import ModuleType
@@ -9,9 +9,12 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from forebay.kernels import dsa_batch, kda_batch, mla_batch
+from forebay.kernels import dsa_batch, kda_batch, mla_batch, moe_batch
 from forebay.kernels.kda_batch import Layer, Prefilled, Tokens
 from forebay.kernels.kda_plan import Plan
+from forebay.kernels.moe import Experts
+from forebay.kernels.moe_batch import ALL, Local, Norm
+from forebay.kernels.shapes import ModelShape
 
 
 def kda(device: torch.device) -> ModuleType:
@@ -61,3 +64,28 @@ def dsa(device: torch.device) -> ModuleType:
 
         return dsa_triton
     return dsa_batch
+
+
+def moe(device: torch.device, w: Experts) -> ModuleType:
+    """The module with route and experts for this device and these weights (the kernels take MXFP4 alone)."""
+    if device.type == "cuda":
+        from forebay.kernels import moe_triton
+
+        if moe_triton.fits(w):
+            return moe_triton
+    return moe_batch
+
+
+def experts(
+    z: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    w: Experts,
+    shape: ModelShape,
+    local: Local = ALL,
+    norm: Norm | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`moe_batch.experts`."""
+    made: Tensor = moe(z.device, w).experts(z, chosen, weights, w, shape, local, norm, out)
+    return made

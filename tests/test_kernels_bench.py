@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from forebay.kernels import bench
+from forebay.kernels import bench, bench_moe, moe_batch
+from forebay.kernels.bench_inputs import relative
 from forebay.kernels.kda_plan import CHUNK, make_plan, segments_to_fill
+from forebay.kernels.models import K3
 
 BLOCKED = """
 import sys
@@ -30,7 +33,7 @@ def test_bench_needs_neither_ray_nor_http(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-2000:]
     told = json.loads(record.read_text())
     assert {"machine", "versions", "rows"} <= told.keys()
-    for operator in ("prefill T", "sparse attention", "index scores", "top-k"):
+    for operator in ("prefill T", "sparse attention", "index scores", "top-k", "experts T"):
         assert any(row["name"].startswith(operator) for row in told["rows"])
 
 
@@ -111,3 +114,16 @@ def test_sequences_are_cut_only_where_heads_do_not_fill() -> None:
     assert segments_to_fill((8192,), 96, 132) == 1
     assert segments_to_fill((8192,), 12, 132) == 8
     assert segments_to_fill((600,), 12, 132) == 1
+
+
+def test_experts_are_checked_and_their_floor_is_counted() -> None:
+    cpu = torch.device("cpu")
+    w = bench_moe.random_experts(16, 128, 256, cpu)
+    chosen, share = bench_moe.routing(9, 16, 4, cpu)
+    z = torch.randn(9, 128)
+    assert relative(moe_batch.experts(z, chosen, share, w, K3), bench_moe.gold(z, chosen, share, w, K3)) < 1e-5
+    assert [row.name for row in bench_moe.check_against_gold(w, 4, K3)] == [
+        f"experts error, T {tokens}" for tokens in bench_moe.CHECKED_TOKENS
+    ]
+    one_expert = 3 * 128 * 256 // 32 * 17
+    assert bench_moe.floor_ms(5, 1, 4, w) == pytest.approx((5 * one_expert + 2 * 128 * 2) / 4.26e9)

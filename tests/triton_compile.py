@@ -3,15 +3,10 @@ what each takes as JSON. A program of its own: Triton reads at import whether it
 """
 
 import json
-import re
-import subprocess
-import tempfile
-from pathlib import Path
 
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton_measure import taken
 
 from forebay.kernels import (
     kda_bounded_triton,
@@ -44,7 +39,6 @@ FP32 = (
 )  # fmt: skip
 FP16 = ("strict", "signs", "sums")
 SCALARS = {"lower": "fp32", "eps": "fp32"}
-TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 T = TUNED
 LAUNCHES = {
@@ -119,9 +113,7 @@ LAUNCHES = {
 }  # fmt: skip
 
 
-def kind(name: str, constants: dict[str, object]) -> str:
-    if name in constants:
-        return "constexpr"
+def kind(name: str) -> str:
     if name in SCALARS:
         return SCALARS[name]
     if name == "H" or name.endswith(("_stride", "_row")) or name in ("page_states", "page_tails"):
@@ -133,23 +125,7 @@ def kind(name: str, constants: dict[str, object]) -> str:
 
 
 def compile_one(kernel: triton.JITFunction, warps: int, constants: dict[str, object]) -> dict[str, int]:
-    constants = {**constants, "D": D}
-    signature = {name: kind(name, constants) for name in kernel.arg_names}
-    # Pointers and row strides are multiples of 16, as the launches' are; Triton reads it off the values there.
-    even = {i: n for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*") or signature[n] == "i32"}
-    source = ASTSource(kernel, signature, constants, attrs={(i,): [["tt.divisibility", 16]] for i in even})
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        usage = _tool("--dump-resource-usage", file.name)
-        spills = len(re.findall(r"\b(?:LDL|STL)\b", _tool("-sass", file.name)))
-    found = {name: int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    return {"shared": made.metadata.shared, "spills": spills, **found}
-
-
-def _tool(*arguments: str) -> str:
-    return subprocess.run([TOOL, *arguments], capture_output=True, text=True, check=True).stdout
+    return taken(kernel, warps, {**constants, "D": D}, kind)
 
 
 if __name__ == "__main__":
