@@ -1,5 +1,7 @@
 """The device's pool of equal pages, as tensors: typed views of the pages, and the copies inside the pool."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -83,9 +85,13 @@ class DevicePool:
         return torch.from_numpy(pages.astype(np.int64)).to(self.bytes.device)
 
 
-def pin(data: npt.NDArray[np.uint8], device: torch.device | str) -> None:
-    """Let a GPU copy to and from these bytes at full speed; where it cannot, it copies more slowly."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
-            data.ctypes.data, data.nbytes, 0
-        )
+def pin(data: npt.NDArray[np.uint8], device: torch.device | str) -> Callable[[], None]:
+    """Let a GPU copy to and from these bytes without a detour, until what is returned is called. Nothing on a CPU.
+
+    Raises torch.cuda.CudaError, as where the system bounds locked memory.
+    """
+    if torch.device(device).type != "cuda":
+        return lambda: None
+    cudart, address = torch.cuda.cudart(), data.ctypes.data  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(cudart.cudaHostRegister(address, data.nbytes, 0))
+    return lambda: torch.cuda.check_error(cudart.cudaHostUnregister(address))

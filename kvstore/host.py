@@ -37,8 +37,18 @@ class HostPool:
 
     tier: Tier = "host"
 
-    def __init__(self, directory: Directory, layout: Layout, model: bytes, *, n_pages: int, rank: int, ranks: int):
-        """`n_pages`: numbers of this worker's view."""
+    def __init__(
+        self,
+        directory: Directory,
+        layout: Layout,
+        model: bytes,
+        *,
+        n_pages: int,
+        rank: int,
+        ranks: int,
+        unpin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`n_pages`: numbers of this worker's view. `unpin`: what is to be called at the end."""
         self.directory = directory
         self._layout = layout
         self._model = model
@@ -46,6 +56,7 @@ class HostPool:
         self._entry = np.full(n_pages, -1, dtype=np.int64)
         self._serial = np.zeros(n_pages, dtype=np.uint64)
         self._row = np.zeros(n_pages, dtype=np.int64)
+        self._unpin = unpin
         self._read: dict[int, int] = {}
         self._seen = 0
         self._lost: list[int] = []
@@ -147,6 +158,7 @@ class HostPool:
         return bytes_there
 
     def close(self) -> None:
+        self._unpin()
         self.directory.close()
 
     def _unit(self, move: Move) -> Unit:

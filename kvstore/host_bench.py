@@ -42,11 +42,11 @@ class _Round:
     summed_down: float
 
 
-def bench_host(units: int = UNITS) -> Iterator[Row]:
+def bench_host() -> Iterator[Row]:
     """Rows for the report, medians over ROUNDS. The arena lies in shared memory where there is one."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
-        bench = _Bench(Path(folder), units)
+        bench = _Bench(Path(folder), UNITS)
         rounds = [bench.round(number) for number in range(ROUNDS)]
         bench.host.close()
     n_bytes = bench.n_bytes
@@ -54,7 +54,7 @@ def bench_host(units: int = UNITS) -> Iterator[Row]:
     def speed(name: str) -> float:
         return n_bytes / float(statistics.median(getattr(each, name) for each in rounds)) / GB
 
-    size = f"{units} units of {n_bytes // units >> 20} MiB"
+    size = f"{UNITS} units of {n_bytes // UNITS >> 20} MiB"
     yield Row(
         name=f"host, put, checksummed, {size}",
         value=speed("put"),

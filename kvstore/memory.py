@@ -303,11 +303,15 @@ def _join_host(layout: Layout, config: StoreConfig, store: Store, device: torch.
     if config.host_bytes < layout.page_bytes:
         return None
     file = SharedFile(config.run_dir, f"host-{config.cluster}", geometry_of(layout, config.host_bytes))
-    directory = Directory(file, os.getpid(), start_time(os.getpid()))
-    pin(file.bytes, device)
-    n_pages = store.tier_pages("host")
-    mark = model_mark(store.fingerprint)
-    return HostPool(directory, layout, mark, n_pages=n_pages, rank=config.rank, ranks=config.ranks)
+    return HostPool(
+        Directory(file, os.getpid(), start_time(os.getpid())),
+        layout,
+        model_mark(store.fingerprint),
+        n_pages=store.tier_pages("host"),
+        rank=config.rank,
+        ranks=config.ranks,
+        unpin=pin(file.bytes, device),
+    )
 
 
 def _open_ssd(layout: Layout, config: StoreConfig, store: Store) -> tuple[SsdPool | None, str | None]:

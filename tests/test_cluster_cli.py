@@ -167,10 +167,12 @@ def test_bench_store_measures_the_ssd_beside_plain_files_and_the_pool_beside_its
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from forebay.cluster import bench_lookup
-    from forebay.kvstore import pool_bench, ssd_bench
+    from forebay.kvstore import host_bench, pool_bench, ssd_bench
 
     for name, small in (("PROMPT_TOKENS", 1 << 13), ("ROUNDS", 1), ("COPIED_BYTES", 32 << 20)):
         monkeypatch.setattr(bench_lookup, name, small)
+    for name, small in (("ROUNDS", 1), ("UNITS", 2)):
+        monkeypatch.setattr(host_bench, name, small)
     for name, small in (("ROUNDS", 1), ("RECORD_BYTES", 1 << 16), ("QUEUE_BYTES", 1 << 20)):
         monkeypatch.setattr(ssd_bench, name, small)
     for name, small in (("ROUNDS", 1), ("OBJECTS", 2), ("OBJECT_BYTES", 1 << 16)):
@@ -179,6 +181,7 @@ def test_bench_store_measures_the_ssd_beside_plain_files_and_the_pool_beside_its
     rows = {row["name"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
     assert any("plain sequential write" in row["reference"]["name"] for row in rows.values() if row["reference"])
     assert all(row["value"] > 0 for row in rows.values())
+    assert sum(name.startswith("host, ") for name in rows) == 3
     own_client = [row for row in rows.values() if row["reference"] and "own client" in row["reference"]["name"]]
     assert len(own_client) == 2 or "Mooncake" in capsys.readouterr().err
     capsys.readouterr()
