@@ -48,6 +48,10 @@ class Calls(Protocol):
         """The job needs nothing more of this worker. Never raises: a dead worker holds nothing."""
         ...
 
+    async def end_session(self, worker: str, session: str) -> None:
+        """No turn of the session comes to this prefill worker any more. Never raises."""
+        ...
+
     async def turn_ended(self, worker: str, session: str, stop: Stop) -> None:
         """How the session's turn ended that this prefill worker served. Never raises."""
         ...

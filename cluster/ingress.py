@@ -93,6 +93,13 @@ class Ingress:
         with self._counted():
             await JobRun(self._house, request, emit).run()
 
+    def end_session(self, session: str) -> None:
+        """Every prefill worker is told: the session may have moved. Nobody waits for that."""
+        house = self._house
+        for worker, entry in self.workers().items():
+            if entry.beat.kind == "prefill" and len(house.background) < OPEN_JOBS:
+                house.background.run(house.calls.end_session(worker, session))
+
     def turn_ended(self, session: str, stop: Stop) -> None:
         """The prefill worker that served the session's turn is told; nobody waits for that."""
         worker, house = self._house.placement.get(session), self._house

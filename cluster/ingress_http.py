@@ -95,6 +95,10 @@ def make_app(ingress: Ingress) -> Starlette:
         ingress.turn_ended(request.path_params["session"], stop)
         return Response(status_code=204)
 
+    async def end_session(request: Request) -> Response:
+        ingress.end_session(request.path_params["session"])
+        return Response(status_code=204)
+
     async def ready(_: Request) -> Response:
         return Response(status_code=200 if ingress.ready else 503)
 
@@ -110,6 +114,7 @@ def make_app(ingress: Ingress) -> Starlette:
     return Starlette(
         routes=[
             Route("/jobs", jobs, methods=["POST"]),
+            Route("/sessions/{session}", end_session, methods=["DELETE"]),
             Route("/sessions/{session}/turn", turn_ended, methods=["PUT"]),
             Route("/ready", ready),
             Route("/health", health),

@@ -137,6 +137,10 @@ class PrefillReplica(Replica):
         if to == self.name:
             self._drop(job_id)
 
+    async def end_session(self, session: str, to: str) -> None:
+        if to == self.name:
+            self._loop.post(lambda: self._worker.end_session(session))
+
     async def turn_ended(self, session: str, stop: Stop, to: str) -> None:
         if to == self.name:
             self._loop.post(lambda: self._worker.turn_ended(session, stop))

@@ -70,6 +70,9 @@ class ServeCalls:
     async def end(self, kind: Kind, worker: str, job_id: str) -> None:
         await _within(self._method(kind, "end").remote(job_id, to=worker), worker)
 
+    async def end_session(self, worker: str, session: str) -> None:
+        await _within(self._method("prefill", "end_session").remote(session, to=worker), worker)
+
     async def turn_ended(self, worker: str, session: str, stop: Stop) -> None:
         await _within(self._method("prefill", "turn_ended").remote(session, stop, to=worker), worker)
 

@@ -52,6 +52,9 @@ class ServePrefill(ServeWorker):
     async def prefill(self, job: Job, holder: Holder, *, to: str) -> Any:
         return await self.replica.prefill(job, holder, to)
 
+    async def end_session(self, session: str, *, to: str) -> None:
+        await self.replica.end_session(session, to)
+
     async def turn_ended(self, session: str, stop: Stop, *, to: str) -> None:
         await self.replica.turn_ended(session, stop, to)
 

@@ -30,6 +30,9 @@ class _Part:
 
     stay: Stay
     uses: int
+    session: str
+    """Which session alone has used it, "" where several have, or nobody known."""
+
     passed: bool | None = None
 
 
@@ -49,6 +52,7 @@ class History:
         self._row_parts: dict[bytes, _Part] = {}
         self._state_parts: dict[bytes, _Part] = {}
         self._latest: OrderedDict[str, list[_Part]] = OrderedDict()
+        self._over: OrderedDict[str, None] = OrderedDict()
 
     def advance(self, now: float) -> None:
         """A turn begins: time has come to `now`."""
@@ -65,18 +69,21 @@ class History:
         if turn.stop:
             self.ended(turn.session, turn.stop)
         gap = self._gaps.usual(turn.session or None, "", self.now)
-        by_uses: dict[int, list[bytes]] = {}
+        self._over.pop(turn.session, None)
+        by_uses: dict[tuple[int, str], list[bytes]] = {}
         left: Counter[Stay] = Counter()
         for key in keys:
             before = self._row_parts.pop(key, None)
             if before is not None:
                 left[before.stay] += 1
-            by_uses.setdefault(min(before.uses + 1, USE_LEVELS) if before else 1, []).append(key)
+            uses = min(before.uses + 1, USE_LEVELS) if before else 1
+            alone = before is None or before.session == turn.session
+            by_uses.setdefault((uses, turn.session if alone else ""), []).append(key)
         for stay, blocks in left.items():
             self._rows.end(stay, self.now, blocks)
         parts = []
-        for uses, used in by_uses.items():
-            part = _Part(self._rows.begin(kind_of("", gap, uses), self.now, len(used)), uses)
+        for (uses, session), used in by_uses.items():
+            part = _Part(self._rows.begin(kind_of("", gap, uses), self.now, len(used)), uses, session)
             self._row_parts.update(dict.fromkeys(used, part))
             parts.append(part)
         self._forget_oldest(self._row_parts)
@@ -89,7 +96,7 @@ class History:
             return
         self.forget_state(key, used=True)
         stay = self._states.begin(state_kind(rows.stay.kind, passed), self.now, 1)
-        self._state_parts[key] = part = _Part(stay, rows.uses, passed)
+        self._state_parts[key] = part = _Part(stay, rows.uses, rows.session, passed)
         self._forget_oldest(self._state_parts)
         if turn.session in self._latest:
             self._latest[turn.session].append(part)
@@ -109,6 +116,24 @@ class History:
             kind = kind_of(stop, gap, part.uses)
             part.stay.kind = kind if part.passed is None else state_kind(kind, part.passed)
 
+    def end_session(self, session: str) -> None:
+        """No turn of it comes any more: of what it alone has used nothing is expected, until one comes after all."""
+        if not session:
+            return
+        self._over[session] = None
+        self._over.move_to_end(session)
+        if len(self._over) > SESSIONS_MAX:
+            self._over.popitem(last=False)
+
+    def is_over(self, unit: Unit) -> bool:
+        """Has only a session used it that has ended?"""
+        part = None
+        if isinstance(unit, Span) and unit.keys:
+            part = self._row_parts.get(unit.keys[-1])
+        elif isinstance(unit, Checkpoint):
+            part = self._state_parts.get(unit.key) or self._row_parts.get(unit.key)
+        return part is not None and part.session in self._over
+
     def densities(self, units: Sequence[Unit], tick: int) -> Floats:
         """Uses expected per unit of time by holding on to each of these spans and checkpoints."""
         if self.now is None:
@@ -117,11 +142,12 @@ class History:
         spans = [unit.keys[-1] if isinstance(unit, Span) else None for unit in units]
         states = [unit.key if isinstance(unit, Checkpoint) else None for unit in units]
         found = self._of(self._rows, self._row_parts, spans, UNKNOWN)
-        return np.where(
+        known = np.where(
             [isinstance(unit, Checkpoint) for unit in units],
             self._of(self._states, self._state_parts, states, state_kind(UNKNOWN, True)),
             found,
         )
+        return np.where([self.is_over(unit) for unit in units], 0.0, known) if self._over else known
 
     def fresh(self, key: bytes, *, passed: bool | None) -> float:
         """The density of a block used now, or (`passed` given) of a checkpoint kept at its end now."""

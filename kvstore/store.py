@@ -85,6 +85,10 @@ class Store:
         """How the session's latest turn here ended, which tells when the next one comes."""
         self._tiers.history.ended(session, stop)
 
+    def end_session(self, session: str) -> None:
+        """No turn of it comes any more: what it alone has used is given up before all else, in every tier here."""
+        self._tiers.history.end_session(session)
+
     def release_holder(self, holder: Holder) -> int:
         """Close every lease of that name whose epoch is not newer. Returns how many."""
         owned = [

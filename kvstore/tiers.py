@@ -230,7 +230,7 @@ class Tiers:
         if missing > tier.pool.cached:
             return False
         missing += tier.pool.total // SPARE_SHARE
-        for unit in sorted(tier.evictable(), key=lambda unit: unit.tick):
+        for unit in sorted(tier.evictable(), key=lambda unit: (not self.history.is_over(unit), unit.tick)):
             if missing <= 0:
                 break
             missing -= len(unit.pages)

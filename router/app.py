@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -25,6 +25,8 @@ from forebay.router.log import Log
 from forebay.router.memory import SessionMemory
 from forebay.router.outcome import ApiError, Outcome
 from forebay.router.probes import probing
+from forebay.router.ring import rank
+from forebay.router.session import digest
 from forebay.router.stats import Stats
 from forebay.router.turn import Fleet
 
@@ -63,6 +65,7 @@ def create_app(config: RouterConfig, write_log: Log, about: About = dict) -> Sta
         routes=[
             Route("/v1/chat/completions", Endpoint("chat", fleet, door, write_log), methods=["POST"]),
             Route("/v1/completions", Endpoint("completion", fleet, door, write_log), methods=["POST"]),
+            Route("/v1/sessions/{name:path}", _session_end(fleet), methods=["DELETE"]),
             *_views(fleet, door, about),
         ],
         lifespan=lifespan,
@@ -71,6 +74,20 @@ def create_app(config: RouterConfig, write_log: Log, about: About = dict) -> Sta
     app.state.door = door
     app.state.fleet = fleet
     return app
+
+
+def _session_end(fleet: Fleet) -> Callable[[Request], Awaitable[Response]]:
+    """DELETE /v1/sessions/{name}: the client's own name of a session that is over. 204, however often."""
+
+    async def end(request: Request) -> Response:
+        key_name(request.headers.get("authorization"), fleet.config.keys)
+        session = digest(request.path_params["name"])
+        placement = fleet.memory.placement(session)
+        clusters = {*rank(session, fleet.config.weights)[:2], *([placement.cluster] if placement else [])}
+        await asyncio.gather(*(fleet.client.end_session(cluster, session) for cluster in clusters))
+        return Response(status_code=204, headers=_id(request))
+
+    return end
 
 
 def _views(fleet: Fleet, door: Door, about: About) -> list[Route]:

@@ -132,6 +132,13 @@ class IngressClient:
             self._hints.add(task)
             task.add_done_callback(self._hints.discard)
 
+    async def end_session(self, cluster: str, session: str) -> None:
+        """No turn of it comes any more. A cluster that cannot be reached keeps what it has until it needs the room."""
+        with suppress(aiohttp.ClientError, OSError):  # TimeoutError is one
+            async with asyncio.timeout(self._probe_s):
+                async with self._session.delete(f"{self._urls[cluster]}/sessions/{session}"):
+                    pass
+
     async def _hint(self, cluster: str, session: str, stop: Stop) -> None:
         with suppress(aiohttp.ClientError, OSError):  # TimeoutError is one
             async with asyncio.timeout(self._probe_s):

@@ -74,11 +74,13 @@ class FakeIngress:
         self.seen: list[JobRequest] = []
         self.cancelled: list[str] = []
         self.ended: list[tuple[str, str]] = []
+        self.over: list[str] = []
         self._block_tokens = block_tokens
         self._blocks: set[tuple[int, ...]] = set()
         self.app = Starlette(
             routes=[
                 Route("/jobs", self._jobs, methods=["POST"]),
+                Route("/sessions/{session}", self._end_session, methods=["DELETE"]),
                 Route("/sessions/{session}/turn", self._turn_ended, methods=["PUT"]),
                 Route("/ready", self._ready),
                 Route("/status", self._status),
@@ -94,6 +96,10 @@ class FakeIngress:
         while self.silent:
             await asyncio.sleep(0.02)
         return Response(status_code=200 if self.ready else 503)
+
+    async def _end_session(self, request: Request) -> Response:
+        self.over.append(request.path_params["session"])
+        return Response(status_code=204)
 
     async def _turn_ended(self, request: Request) -> Response:
         self.ended.append((request.path_params["session"], decode_stop(await request.body())))

@@ -199,6 +199,11 @@ class LocalCalls:
         if not self.severed and (replica := self.cluster.replicas.get(worker)):
             await replica.end(job_id, worker)
 
+    async def end_session(self, worker: str, session: str) -> None:
+        if not self.severed and (replica := self.cluster.replicas.get(worker)):
+            assert isinstance(replica, PrefillReplica)
+            await replica.end_session(session, worker)
+
     async def turn_ended(self, worker: str, session: str, stop: Stop) -> None:
         if not self.severed and (replica := self.cluster.replicas.get(worker)):
             assert isinstance(replica, PrefillReplica)

@@ -59,6 +59,10 @@ class PlainPrefill:
         self.queue: dict[str, tuple[Job, Holder]] = {}
         self.kept: dict[str, Holder] = {}
         self.ended: list[tuple[str, str]] = []
+        self.over: list[str] = []
+
+    def end_session(self, session: str) -> None:
+        self.over.append(session)
 
     def turn_ended(self, session: str, stop: str) -> None:
         self.ended.append((session, stop))

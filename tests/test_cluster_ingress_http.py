@@ -161,3 +161,19 @@ async def test_the_worker_that_served_a_session_is_told_how_its_turn_ended() -> 
                 assert answer.status == wanted
         await cluster.until(lambda: worker.ended)
         assert worker.ended == [("s1", "tool_use")]
+
+
+async def test_every_prefill_worker_is_told_that_a_session_is_over() -> None:
+    made: list[PlainPrefill] = []
+
+    def make() -> PlainPrefill:
+        made.append(PlainPrefill())
+        return made[-1]
+
+    async with LocalCluster(prefill=make) as cluster, served(cluster) as (session, url):
+        cluster.start_worker("prefill")
+        await cluster.until(lambda: cluster.ingress is not None and len(cluster.ingress.workers()) == 3)
+        async with session.delete(f"{url}/sessions/s1") as answer:
+            assert answer.status == 204
+        await cluster.until(lambda: all(worker.over == ["s1"] for worker in made))
+        assert len(made) == 2

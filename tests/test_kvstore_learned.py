@@ -203,3 +203,49 @@ def test_it_remembers_so_many_blocks_and_no_more() -> None:
         history.use_state(Turn(session="a", now=float(number)), b"%d 3" % number, passed=False)
     assert len(history._row_parts) == len(history._state_parts) == 10
     assert sum(part.stay.blocks for part in {id(p): p for p in history._row_parts.values()}.values()) == 10
+
+
+def test_what_only_an_ended_session_used_goes_first_and_what_others_use_stays() -> None:
+    """`a` and `b` share two blocks; `a`, the latest, ends: under pressure its own blocks go, and `b` keeps all."""
+    shared = list(range(2 * BLOCK))
+    prompts = {name: [*shared, *([mark] * (4 * BLOCK + 1))] for name, mark in (("b", 1), ("a", 2))}
+    for ends in (False, True):
+        store = Store(LAYOUT, config(18), "twin")
+        for now, (name, ids) in enumerate(prompts.items()):
+            _serve(store, name, ids, float(now))
+        if ends:
+            store.end_session("a")
+            store.end_session("a")
+        _serve(store, "c", [3] * (5 * BLOCK + 1), 2.0)
+        left = {name: store.lookup(store.chain(ids), len(ids)).tokens for name, ids in prompts.items()}
+        assert (left["b"] == 6 * BLOCK) == ends, left
+        assert (left["a"] == 6 * BLOCK) != ends, left
+        store.check()
+
+
+def test_a_session_that_goes_on_after_its_end_is_as_any_other() -> None:
+    history = History(100)
+    span = Span(pages=np.zeros(1, np.int32), group="latent", first_block=0, parent=None, keys=[b"x"])
+    history.use(Turn(session="a", now=1.0), [b"x"])
+    history.end_session("a")
+    assert history.densities([span], 0)[0] == 0.0
+    history.use(Turn(session="a", now=2.0), [b"x"])
+    assert history.densities([span], 0)[0] > 0.0
+    history.use(Turn(session="b", now=3.0), [b"x"])
+    history.end_session("b")
+    history.end_session("a")
+    assert history.densities([span], 0)[0] > 0.0
+
+
+def _serve(store: Store, session: str, ids: list[int], now: float) -> None:
+    turn = Turn(session=session, now=now)
+    lease = store.open(OWNER, store.chain(ids), n_prompt=len(ids), capacity_tokens=len(ids), turn=turn)
+    assert not isinstance(lease, Refusal)
+    with lease:
+        lease.ready()
+        for end in (*lease.checkpoints, len(ids)):
+            lease.commit(end)
+            lease.ready()
+            if end in lease.checkpoints:
+                lease.checkpoint(end)
+                lease.ready()

@@ -254,3 +254,14 @@ def test_a_cluster_is_told_that_another_one_served_the_session_until_now(router)
     for _ in range(2):
         router.chat(headers=SESSION)
     assert [job.moved for job in router.clusters[backup].seen] == [True, False]
+
+
+def test_the_end_of_a_session_is_told_to_all_clusters_that_may_hold_it(router):
+    primary, backup = pair(router)
+    for _ in range(2):
+        answer = httpx.delete(f"{router.url}/v1/sessions/one")
+        assert (answer.status_code, answer.content) == (204, b"")
+    for name, each in router.clusters.items():
+        assert each.over == ([digest("one")] * 2 if name in (primary, backup) else [])
+    router.clusters[primary].fault = "hangs"
+    assert httpx.delete(f"{router.url}/v1/sessions/of%2Fnobody").status_code == 204

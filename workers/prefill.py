@@ -129,6 +129,10 @@ class PrefillWorker:
         """How the session's latest turn ended, which tells the eviction when the next one comes."""
         self.memory.store.turn_ended(session, stop)
 
+    def end_session(self, session: str) -> None:
+        """No turn of it comes any more. Idempotent."""
+        self.memory.store.end_session(session)
+
     def cancel(self, job_id: str) -> None:
         """Give back all of a job, at whatever stage it is; nothing if it is not here."""
         self._drop(job_id)
