@@ -49,3 +49,10 @@ def test_what_a_turn_moves_is_counted(endpoint: Endpoint) -> None:
         "decode_tokens_total",
     ):
         assert sum(value for series, value in counted.items() if series.startswith(f"forebay_{name}{{")) > 0, name
+
+
+def test_a_session_that_was_ended_can_go_on(endpoint: Endpoint) -> None:
+    before = turns_of(endpoint, "ended", 2)
+    for _ in range(2):
+        assert httpx.delete(f"{endpoint.url}/v1/sessions/ended", timeout=10).status_code == 204
+    assert turns_of(endpoint, "ended", 2) == before
