@@ -1,7 +1,7 @@
 """Which code runs an operator over a batch: the one place that looks at the device.
 
 On a CUDA device the Triton kernels, elsewhere their slow twins in torch. Signatures are those of `kda_batch`,
-`mla_batch`, `dsa_batch` and `moe_batch`.
+`mla_batch`, `dsa_batch`, `moe_batch` and `attnres_batch`.
 """
 
 from types import ModuleType
@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from forebay.kernels import dsa_batch, kda_batch, mla_batch, moe_batch
+from forebay.kernels import attnres_batch, dsa_batch, kda_batch, mla_batch, moe_batch
 from forebay.kernels.kda_batch import Layer, Prefilled, Tokens
 from forebay.kernels.kda_plan import Plan
 from forebay.kernels.moe import Experts
@@ -64,6 +64,15 @@ def dsa(device: torch.device) -> ModuleType:
 
         return dsa_triton
     return dsa_batch
+
+
+def attnres(device: torch.device) -> ModuleType:
+    """The module with inter and merge for this device."""
+    if device.type == "cuda":
+        from forebay.kernels import attnres_triton
+
+        return attnres_triton
+    return attnres_batch
 
 
 def moe(device: torch.device, w: Experts) -> ModuleType:

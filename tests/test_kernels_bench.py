@@ -33,7 +33,7 @@ def test_bench_needs_neither_ray_nor_http(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-2000:]
     told = json.loads(record.read_text())
     assert {"machine", "versions", "rows"} <= told.keys()
-    for operator in ("prefill T", "sparse attention", "index scores", "top-k", "experts T"):
+    for operator in ("prefill T", "sparse attention", "index scores", "top-k", "experts T", "residuals merge"):
         assert any(row["name"].startswith(operator) for row in told["rows"])
 
 
