@@ -31,9 +31,9 @@ def run(args: argparse.Namespace) -> int:
 
         parts: tuple[ModuleType, ...] = (bench_kda_variants, bench_attention_variants, bench_moe_variants)
     else:
-        from forebay.kernels import bench_attention, bench_attnres, bench_kda, bench_moe
+        from forebay.kernels import bench_attention, bench_attnres, bench_kda, bench_moe, bench_slice
 
-        parts = (bench_kda, bench_attention, bench_moe, bench_attnres)
+        parts = (bench_kda, bench_attention, bench_moe, bench_attnres, bench_slice)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     made = bench_report.report(_told(row for part in parts for row in part.rows(device, args.repeats)))
     print(bench_report.table(made))

@@ -33,7 +33,15 @@ def test_bench_needs_neither_ray_nor_http(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-2000:]
     told = json.loads(record.read_text())
     assert {"machine", "versions", "rows"} <= told.keys()
-    for operator in ("prefill T", "sparse attention", "index scores", "top-k", "experts T", "residuals merge"):
+    for operator in (
+        "prefill T",
+        "sparse attention",
+        "index scores",
+        "top-k",
+        "experts T",
+        "residuals merge",
+        "slice of 4",
+    ):
         assert any(row["name"].startswith(operator) for row in told["rows"])
 
 
