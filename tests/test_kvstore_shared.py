@@ -13,10 +13,12 @@ import pytest
 
 from forebay.kvstore import shared_file
 from forebay.kvstore.arena import ArenaError
+from forebay.kvstore.checksum import checksum
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.device import DevicePool
-from forebay.kvstore.directory import Directory
+from forebay.kvstore.directory import Directory, Place
 from forebay.kvstore.memory import Memory, make_memory
+from forebay.kvstore.moves import Label, Move
 from forebay.kvstore.shared_file import SharedFile
 from forebay.kvstore.shared_table import FREE, READY, WRITING, geometry_of
 from forebay.kvstore.store import Lease
@@ -98,6 +100,38 @@ def test_a_view_that_is_behind_costs_a_retry_and_never_a_wrong_byte(node: Node) 
     assert other.carry_out(lease.moves) is not None
     lease.close()
     assert serve(other, IDS) == (0, "evicted")
+    close(one, other)
+
+
+def test_an_entry_that_holds_another_unit_by_now_is_not_read(node: Node) -> None:
+    """Of the same shape and with a right checksum: only its serial tells it from the one that the view means."""
+    one, other = node.worker(), node.worker()
+    pushed_down(one)
+    chain = other.store.chain(IDS)
+    assert other.lookup(chain, 30).tokens == 28
+    span = other.store._tiers.host.span("latent", chain.keys[2])
+    assert span is not None
+    up = Move(source="host", source_pages=span.pages, target="device", target_pages=span.pages[:0], n_bytes=96)
+    up = replace(up, target_pages=np.arange(len(span.pages), dtype=np.int32))
+    assert one.host is not None
+    assert other.host is not None
+    table = one.host.directory.table
+    entry = int(other.host._entry[span.pages[0]])
+    for each in np.flatnonzero(table.state == READY).tolist():
+        one.host.directory.discard(each, int(table.serial[each]))
+    shape = replace(
+        one.host.directory._stored(entry).unit,
+        label=Label(group="latent", keys=(b"k" * 32,), before=None, start_tokens=0, end_tokens=12),
+    )
+    while place := one.host.directory.put(
+        replace(shape, label=replace(shape.label, keys=(os.urandom(32),))), spill=False
+    ):
+        assert isinstance(place, Place)
+        one.host.directory.publish(place, [checksum(table.granules[page, :96]) for page in place.granules])
+        if place.entry == entry:
+            break
+    with other.host.reading([up]):
+        assert other.host.restore(other.pool, up) == span.pages.tolist()
     close(one, other)
 
 
