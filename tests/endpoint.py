@@ -69,11 +69,13 @@ class Endpoint:
     def wait_ready(self, *clusters: str, wait_s: float = 60.0) -> None:
         """Until these clusters are up for the router, each with a live worker of either kind."""
 
-        def ready() -> bool:
-            up = {each["name"] for each in self.status()["clusters"] if each["up"] and each["status"]["ready"]}
-            return up >= set(clusters)
+        def are_ready() -> bool:
+            told = self.status()["clusters"]  # of a cluster just killed: up, and no status
+            return {each["name"] for each in told if each["up"] and (each["status"] or {}).get("ready")} >= set(
+                clusters
+            )
 
-        wait_until(ready, wait_s, f"{clusters} did not come back")
+        wait_until(are_ready, wait_s, f"{clusters} did not come back")
 
     def published(self) -> dict[str, Any]:
         """What `up` wrote of itself into its run folder."""
