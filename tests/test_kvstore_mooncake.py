@@ -38,7 +38,7 @@ def test_a_hit_in_the_pool_comes_back(tmp_path: Path, master: KeptMaster) -> Non
         assert serve(memory, [*ids, 1]) == (28, None)
         stats = memory.store.stats()
         assert stats.hit_tokens == {"pool": 28}
-        assert stats.restored_bytes == {"pool": 2 * 28 * 8 + 2 * 4 * 4 + 4 * 90}
+        assert stats.restored_bytes == {"pool": 2 * 28 * (8 + 4) + 4 * 90}
         assert stats.pool_events == {}
 
 
