@@ -86,8 +86,9 @@ class StoreConfig:
     pool_ask_s: float = 0.05
     """How long a prompt waits at most to hear what the pool has of it."""
 
-    pool_read_s: float = 5.0
-    """How long one part of a restore may take before the prompt does without."""
+    pool_read_s: float = 8.0
+    """How long one part of a restore may take before the prompt does without: with more than one copy, longer than the
+    master needs to notice a dead holder (4 to 5 s), after which another copy is read."""
 
     pool_ssd_path: str | None = None
     """Folder on each node where Mooncake keeps what its memory has no room for, as long as the worker lives that wrote
