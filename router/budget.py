@@ -9,12 +9,12 @@ A machine without I/O or clock: every call takes `now` in seconds of one monoton
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from forebay.router.bucket import Buckets
 from forebay.router.config import ClassConfig
-from forebay.router.lane import Lane, Waiter
+from forebay.router.lane import Lane, Standing, Waiter
 
 POLL_S = 0.05  # how often waiters are looked at, since the spare may come before their own tokens do
 _HOLD_WEIGHT = 0.1
@@ -83,18 +83,21 @@ class Ledger:
     def reserve(self, class_name: str, session: str, tokens: int, nbytes: int, now: float) -> Decision:
         """Ask for `tokens` of uncached prefill and `nbytes` of resident cache."""
         lane = self._advance(now)[class_name]
-        kept = lane.call_in(session, now)
         waiter = Waiter(
             id=next(self._ids),
             session=session,
             tokens=tokens,
             bytes=min(nbytes, lane.config.resident_bytes + self._shared_for(lane)),
-            kept=kept,
+            standing=lane.call_in(session, tokens, now),
             until=now + lane.config.queue_wait_s,
         )
         if lane.goes_first(waiter) and self._grantable(lane, waiter, now):
             return Granted(self._grant(lane, waiter, now))
-        if kept or (lane.has_room(kept=False) and self._wait_s(lane, waiter, now) <= lane.config.queue_wait_s):
+        wait_s = self._wait_s(lane, waiter, now)
+        if waiter.standing is not Standing.NEW:
+            until = waiter.until + wait_s + lane.held_until(now) - now
+            return Waiting(waiter.id, lane.join(replace(waiter, until=until)))
+        if lane.has_room(Standing.NEW) and wait_s <= lane.config.queue_wait_s:
             return Waiting(waiter.id, lane.join(waiter))
         return self._refuse(lane, waiter, now)
 
@@ -158,7 +161,7 @@ class Ledger:
             entries = [each for each in self._open.values() if each.ticket.class_name == name]
             assert lane.held_bytes == sum(each.ticket.bytes for each in entries)
             assert lane.reserved_tokens == sum(each.ticket.tokens for each in entries if not each.settled)
-            assert sum(not each.kept for each in lane.queue) <= lane.config.queue_requests
+            assert sum(each.standing is Standing.NEW for each in lane.queue) <= lane.config.queue_requests
         assert sum(self._shared_used(lane) for lane in self._lanes.values()) <= self._shared_bytes
 
     def _advance(self, now: float) -> dict[str, Lane]:
@@ -172,7 +175,7 @@ class Ledger:
         if not (self._fits(lane, waiter.bytes) and self._buckets.affordable(name, waiter.tokens)):
             return False
         after = self._buckets.level(name) - self._buckets.own_part(name, waiter.tokens)
-        return waiter.kept or lane.keeps_promises(after, now)
+        return waiter.standing is Standing.HELD or lane.keeps_promises(after, now)
 
     def _grant(self, lane: Lane, waiter: Waiter, now: float) -> Ticket:
         ticket = Ticket(id=waiter.id, class_name=lane.config.name, tokens=waiter.tokens, bytes=waiter.bytes)

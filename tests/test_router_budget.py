@@ -204,6 +204,49 @@ def test_a_request_after_retry_after_is_admitted_though_others_flood(examples):
     run()
 
 
+def test_whoever_was_told_a_time_is_let_in_when_it_comes(examples):
+    """Held or not, and however many others come too: it waits as long as that needs, and is not told another time."""
+    sizes = st.one_of(st.integers(1, 300), st.integers(300, 1500))
+    others = st.tuples(st.integers(0, 24), sizes, st.integers(0, 12))
+
+    @settings(max_examples=examples(1500))
+    @given(st.lists(others, min_size=20, max_size=100))
+    def run(flood):
+        book, tick, told, waiting = ledger(A), 0, {}, {}
+        for ticks, tokens, session in flood:
+            for _ in range(ticks):
+                tick += 1
+                admit(book, tick, told, waiting)
+            if session in [each for each, _ in waiting.values()]:
+                continue
+            comes = session in told and 0 <= tick - told[session] <= 16 * 9
+            decision = book.reserve("a", session, tokens, 0, tick * TICK)
+            if isinstance(decision, Waiting):
+                waiting[decision.id] = session, comes
+            else:
+                end(book, decision, tick, told, session, comes)
+        for later in range(16 * 600):
+            if waiting:
+                admit(book, tick + later, told, waiting)
+        assert not waiting
+        book.check()
+
+    def admit(book, tick, told, waiting):
+        for key, decision in book.admit(tick * TICK):
+            end(book, decision, tick, told, *waiting.pop(key))
+
+    def end(book, decision, tick, told, session, comes):
+        if isinstance(decision, Refused):
+            assert not comes, "it came when it was told to, and is told another time"
+            told[session] = tick + 16 * decision.retry_after_s
+        else:
+            told.pop(session, None)
+            book.settle(decision.ticket, decision.ticket.tokens, tick * TICK)
+            book.close(decision.ticket, tick * TICK)
+
+    run()
+
+
 @pytest.mark.parametrize("returning", [0, 10])
 def test_a_flood_that_does_not_come_back_pushes_no_turn_far_away(returning):
     """Thousands are refused and gone; Retry-After stays short, and whoever does return is let in."""
