@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from endpoint import Endpoint
+from endpoint import Endpoint, running, short_folder
 
 pytestmark = pytest.mark.endpoint
 
@@ -56,3 +56,25 @@ def test_a_session_that_was_ended_can_go_on(endpoint: Endpoint) -> None:
     for _ in range(2):
         assert httpx.delete(f"{endpoint.url}/v1/sessions/ended", timeout=10).status_code == 204
     assert turns_of(endpoint, "ended", 2) == before
+
+
+def cached_of(endpoint: Endpoint, session: str) -> int:
+    """Tokens of a session's one prompt that were reused."""
+    body = {"model": endpoint.model, "prompt": " ".join(f"{session}{n}" for n in range(150)), "max_tokens": 1}
+    headers = {"x-session-id": session}
+    answer = httpx.post(f"{endpoint.url}/v1/completions", json=body, headers=headers, timeout=60).json()
+    cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def test_an_ended_session_makes_room_in_the_worker_that_served_it() -> None:
+    """Memory for two of three prompts: the third takes the place of the ended one, not of the one unused for longest."""
+    with short_folder() as folder:
+        site = folder / "site.toml"
+        site.write_text(f"[store]\nhost_bytes = 0\ndevice_bytes = {2700 << 10}\n")
+        with running(folder, str(site), clusters=1) as endpoint:
+            assert [cached_of(endpoint, session) for session in ("a", "b")] == [0, 0]
+            assert httpx.delete(f"{endpoint.url}/v1/sessions/b", timeout=10).status_code == 204
+            time.sleep(1)  # it is told to the worker behind the answer
+            assert cached_of(endpoint, "c") == 0
+            assert cached_of(endpoint, "a") > 0
