@@ -68,7 +68,7 @@ def cached_of(endpoint: Endpoint, session: str) -> int:
 
 
 def test_an_ended_session_makes_room_in_the_worker_that_served_it() -> None:
-    """Memory for two of three prompts: the third takes the place of the ended one, not of the one unused for longest."""
+    """Memory for two of three prompts: the third takes the ended one's place, not the longest unused one's."""
     with short_folder() as folder:
         site = folder / "site.toml"
         site.write_text(f"[store]\nhost_bytes = 0\ndevice_bytes = {2700 << 10}\n")
