@@ -25,7 +25,8 @@ All these know no clock, no I/O and no torch. Around them stand the bytes:
 
     device     the pool as tensors                           extents, arena   shared memory in a run folder
     shared_table   a directory as arrays, and what is decided from them     shared_file   the memory and the lock
-    directory  what the workers of a node share              host       one worker's view of it, with checksums
+    shared_entries   what one call does to its entries       directory  what the workers of a node share
+    host       one worker's view of it, with checksums
     memory     a store whose moves are carried out           host_bench the host tier beside plain copies
     opening    a request whose hit is on its way up          ssd        pages below the host, with checksums
     segment_log, log_folder, log_writer   the log on disk that the SSD tier's pages lie in, crash-safe

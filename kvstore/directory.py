@@ -19,12 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.kvstore.arena import ArenaError
-from forebay.kvstore.moves import Label
+from forebay.kvstore.shared_entries import Entries, Place, Stored, Unit
 from forebay.kvstore.shared_file import SharedFile, alive
 from forebay.kvstore.shared_table import (
-    DOOMED,
     FREE,
-    LEAVING,
     READY,
     WRITING,
     Alive,
@@ -33,46 +31,12 @@ from forebay.kvstore.shared_table import (
     check,
     dead_workers,
     rebuilt,
-    tag,
     unfinished,
     victims,
 )
 
 SPARE_SHARE = 64
 """Ranking all entries takes as long as a copy: an eviction frees this part of the arena beyond what was asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """One to be stored: `n_bytes` of each of its pages. `worth` (policy.worth) as it is used now.
-
-    `rows` build on those before them, states do not.
-    """
-
-    model: bytes
-    label: Label
-    rows: bool
-    n_pages: int
-    n_bytes: int
-    worth: float
-    uses: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """An entry as it was: another `serial` means that another unit lies there, or none."""
-
-    entry: int
-    serial: int
-    unit: Unit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Granules to copy a unit's pages into, in its order."""
-
-    entry: int
-    granules: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +61,7 @@ class Directory:
     def __init__(self, file: SharedFile, pid: int, started: int, is_alive: Alive = alive) -> None:
         """The file is locked. Raises ArenaError where too many workers use it."""
         self.table: Table = file.table
+        self.entries = Entries(file.table)
         self._file = file
         self._is_alive = is_alive
         self._to_free: list[int] = []
@@ -114,16 +79,19 @@ class Directory:
         with self._critical() as entered:
             if not entered:
                 return None
-            known = self._known(unit)
+            known = self.entries.known(unit)
             if known is not None:
-                return self._renewed(known, unit) if self.table.state[known] == READY else None
+                if self.table.state[known] != READY:
+                    return None
+                self.entries.use(known, unit.worth)
+                return self.entries.stored(known)
             chosen = self._room(unit)
             if chosen is None:
                 return None
             if chosen and spill:
-                return Leaving(units=tuple(self._leave(entry) for entry in chosen))
-            self._free(chosen)
-            return self._place(unit)
+                return Leaving(units=tuple(self.entries.leave(entry, self._slot) for entry in chosen))
+            self.entries.free(chosen)
+            return self.entries.place(unit, self._slot)
 
     def publish(self, place: Place, checksums: Sequence[int]) -> Stored | None:
         """All bytes are there. None where it is this worker's no longer."""
@@ -135,10 +103,10 @@ class Directory:
             if table.state[entry] != WRITING or table.owner[entry] != self._slot:
                 return None
             table.checksums[entry, : len(checksums)] = checksums
-            table.serial[entry] = self._change()
-            self._free_covered(entry)
+            table.serial[entry] = self.entries.change()
+            self.entries.free_covered(entry)
             table.state[entry] = READY
-            return self._stored(entry)
+            return self.entries.stored(entry)
 
     def give_up(self, entries: Sequence[int]) -> None:
         """They will not be published, or need not be read before they go."""
@@ -156,7 +124,7 @@ class Directory:
             )
             self.table.readers[entries[there]] |= self._bit
             for entry in entries[there].tolist():
-                self._use(entry, float(self.table.entries["worth"][entry]))
+                self.entries.use(entry, float(self.table.entries["worth"][entry]))
             return there
 
     def unpin(self, entries: Ints) -> None:
@@ -168,7 +136,7 @@ class Directory:
         """Its bytes are wrong."""
         with self._critical() as entered:
             if entered and self.table.state[entry] == READY and self.table.serial[entry] == serial:
-                self._doom(entry)
+                self.entries.doom(entry)
 
     def count_request(self) -> None:
         """Entries age by the requests of all workers."""
@@ -186,7 +154,9 @@ class Directory:
             entries = np.flatnonzero(self.table.serial > np.uint64(since))
             ready = entries[self.table.state[entries] == READY].tolist()
             return Changes(
-                upto=self.table.get("changes"), entries=entries, arrived=tuple(self._stored(entry) for entry in ready)
+                upto=self.table.get("changes"),
+                entries=entries,
+                arrived=tuple(self.entries.stored(entry) for entry in ready),
             )
 
     def counts(self) -> tuple[int, int, int]:
@@ -242,10 +212,10 @@ class Directory:
         if self._to_unpin:
             self.table.readers[self._to_unpin] &= ~self._bit
             self._to_unpin.clear()
-            self._free_doomed()
+            self.entries.free_doomed()
         if self._to_free:
             own = set(unfinished(self.table, [self._slot]))
-            self._free([entry for entry in self._to_free if entry in own])
+            self.entries.free([entry for entry in self._to_free if entry in own])
             self._to_free.clear()
 
     def _join(self, pid: int, started: int) -> int:
@@ -262,9 +232,9 @@ class Directory:
     def _end(self, slots: list[int]) -> None:
         """These workers are gone: their pins, and what they did not finish."""
         if slots:
-            self._free(unfinished(self.table, slots))
+            self.entries.free(unfinished(self.table, slots))
             self.table.readers &= ~np.uint64(sum(1 << slot for slot in slots))
-            self._free_doomed()
+            self.entries.free_doomed()
             self.table.workers["pid"][slots] = 0
 
     def _rebuild(self) -> None:
@@ -272,27 +242,12 @@ class Directory:
         table = self.table
         broken, free = rebuilt(table)
         for entry in broken:
-            table.serial[entry] = self._change()
+            table.serial[entry] = self.entries.change()
             table.state[entry] = FREE
         table.free[: len(free)] = free
         table.set("n_free", len(free))
         table.set("rebuilt", table.get("rebuilt") + 1)
         self._end(dead_workers(table, self._is_alive))
-
-    def _known(self, unit: Unit) -> int | None:
-        """The entry that holds all of it, published or on its way; the one that ends with it, if there are two."""
-        table, label = self.table, unit.label
-        standing = (table.state == READY) | (table.state == WRITING)
-        first = table.entries["first_tag"] == np.uint64(tag(unit.model, label.group, label.keys[0]))
-        known = None
-        for entry in np.flatnonzero(standing & first).tolist():
-            row, keys = table.entries[entry], table.keys_of(entry)
-            same = row["model"].tobytes() == unit.model and row["group"].decode() == label.group
-            if same and label.keys[-1] == keys[-1]:
-                return int(entry)
-            if same and label.keys[-1] in keys:
-                known = int(entry)
-        return known
 
     def _room(self, unit: Unit) -> list[int] | None:
         """What has to go for it, or None where it is to stay outside."""
@@ -307,97 +262,3 @@ class Directory:
         if missing <= 0:
             return []
         return victims(table, missing, table.geometry.n_pages // SPARE_SHARE, unit.worth)
-
-    def _place(self, unit: Unit) -> Place:
-        table, label = self.table, unit.label
-        entry = int(np.flatnonzero(table.state == FREE)[0])
-        left = table.get("n_free") - unit.n_pages
-        granules = table.free[left : left + unit.n_pages].astype(np.int64)
-        table.set("n_free", left)
-        table.pages[entry, : unit.n_pages] = granules
-        table.keys[entry, : len(label.keys)] = np.frombuffer(b"".join(label.keys), np.uint8).reshape(
-            len(label.keys), -1
-        )
-        row = table.entries[entry : entry + 1]
-        row["n_pages"], row["n_keys"], row["n_bytes"] = unit.n_pages, len(label.keys), unit.n_bytes
-        row["first_tag"] = tag(unit.model, label.group, label.keys[0])
-        row["last_tag"] = tag(unit.model, label.group, label.keys[-1])
-        row["has_before"], row["rows"], row["before_tag"] = label.before is not None, unit.rows, 0
-        if label.before is not None:
-            row["before"] = np.void(label.before)
-            row["before_tag"] = tag(unit.model, label.group, label.before) if unit.rows else 0
-        row["start_tokens"], row["end_tokens"] = label.start_tokens, label.end_tokens
-        row["group"], row["model"] = label.group.encode(), np.void(unit.model)
-        row["worth"], row["uses"], row["tick"] = unit.worth, unit.uses, table.get("tick")
-        row["owner"], row["readers"] = self._slot, 0
-        row["state"] = WRITING
-        return Place(entry=entry, granules=granules)
-
-    def _leave(self, entry: int) -> Stored:
-        stored = self._stored(entry)
-        self.table.serial[entry] = self._change()
-        self.table.owner[entry] = self._slot
-        self.table.state[entry] = LEAVING
-        return stored
-
-    def _free(self, entries: Sequence[int]) -> None:
-        table = self.table
-        for entry in entries:
-            pages = table.pages_of(entry)
-            table.serial[entry] = self._change()
-            table.state[entry] = FREE
-            n_free = table.get("n_free")
-            table.free[n_free : n_free + len(pages)] = pages
-            table.set("n_free", n_free + len(pages))
-
-    def _free_covered(self, newer: int) -> None:
-        """Shorter runs of the same page."""
-        table, keys = self.table, self.table.keys_of(newer)
-        alike = table.entries["first_tag"] == table.entries["first_tag"][newer]
-        for entry in np.flatnonzero(alike & (table.state == READY)).tolist():
-            if entry != newer and table.keys_of(entry)[-1] in keys:
-                self._doom(entry)
-
-    def _doom(self, entry: int) -> None:
-        """Nobody finds it from now on; it goes with its last reader."""
-        self.table.serial[entry] = self._change()
-        self.table.state[entry] = DOOMED
-        self._free_doomed()
-
-    def _free_doomed(self) -> None:
-        gone = (self.table.state == DOOMED) & (self.table.readers == 0)
-        self._free(np.flatnonzero(gone).tolist())
-
-    def _renewed(self, entry: int, unit: Unit) -> Stored:
-        self._use(entry, unit.worth)
-        return self._stored(entry)
-
-    def _use(self, entry: int, worth: float) -> None:
-        row = self.table.entries[entry : entry + 1]
-        row["tick"], row["worth"] = self.table.get("tick"), worth
-        row["uses"] += 1
-
-    def _stored(self, entry: int) -> Stored:
-        row = self.table.entries[entry]
-        label = Label(
-            group=row["group"].decode(),
-            keys=self.table.keys_of(entry),
-            before=row["before"].tobytes() if row["has_before"] else None,
-            start_tokens=int(row["start_tokens"]),
-            end_tokens=int(row["end_tokens"]),
-        )
-        unit = Unit(
-            model=row["model"].tobytes(),
-            label=label,
-            rows=bool(row["rows"]),
-            n_pages=int(row["n_pages"]),
-            n_bytes=int(row["n_bytes"]),
-            worth=float(row["worth"]),
-            uses=int(row["uses"]),
-        )
-        return Stored(entry=entry, serial=int(row["serial"]), unit=unit)
-
-    def _change(self) -> int:
-        number = self.table.get("changes") + 1
-        self.table.set("changes", number)
-        return number

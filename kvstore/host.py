@@ -15,10 +15,11 @@ import numpy.typing as npt
 from forebay.kvstore.chain import Chain
 from forebay.kvstore.checksum import copy_checked
 from forebay.kvstore.device import DevicePool
-from forebay.kvstore.directory import Directory, Leaving, Place, Stored, Unit
+from forebay.kvstore.directory import Directory, Leaving
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES
 from forebay.kvstore.moves import Label, Move, Pages, Tier
+from forebay.kvstore.shared_entries import Place, Stored, Unit
 from forebay.kvstore.ssd import Adopt
 
 Bytes = npt.NDArray[np.uint8]

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from forebay.kvstore import directory, host, shared_table
+from forebay.kvstore import directory, host, shared_entries, shared_table
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.device import DevicePool
 from forebay.kvstore.directory import Directory
@@ -19,7 +19,7 @@ from forebay.kvstore.shared_table import geometry_of
 from forebay.kvstore.ssd import model_mark
 from forebay.kvstore.store import Store
 
-TRACED = {module.__file__ for module in (directory, host, shared_table)}
+TRACED = {module.__file__ for module in (directory, host, shared_entries, shared_table)}
 
 
 class Killed(BaseException):

@@ -16,9 +16,9 @@ from forebay.kvstore.arena import ArenaError
 from forebay.kvstore.checksum import checksum
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.device import DevicePool
-from forebay.kvstore.directory import Directory, Place
 from forebay.kvstore.memory import Memory, make_memory
 from forebay.kvstore.moves import Label, Move
+from forebay.kvstore.shared_entries import Entries, Place
 from forebay.kvstore.shared_file import SharedFile
 from forebay.kvstore.shared_table import FREE, READY, WRITING, geometry_of
 from forebay.kvstore.store import Lease
@@ -120,7 +120,7 @@ def test_an_entry_that_holds_another_unit_by_now_is_not_read(node: Node) -> None
     for each in np.flatnonzero(table.state == READY).tolist():
         one.host.directory.discard(each, int(table.serial[each]))
     shape = replace(
-        one.host.directory._stored(entry).unit,
+        one.host.directory.entries.stored(entry).unit,
         label=Label(group="latent", keys=(b"k" * 32,), before=None, start_tokens=0, end_tokens=12),
     )
     while place := one.host.directory.put(
@@ -182,7 +182,7 @@ def test_the_death_of_a_worker_leaves_what_it_finished(node: Node) -> None:
     table = other.host.directory.table
     ready = np.flatnonzero(table.state == READY)
     one.host.directory.pin(ready[:1], table.serial[ready[:1]])
-    fresh = replace(one.host.directory._stored(int(ready[0])).unit, model=b"x" * 32)
+    fresh = replace(one.host.directory.entries.stored(int(ready[0])).unit, model=b"x" * 32)
     assert one.host.directory.put(fresh, spill=False) is not None
     assert (table.state == WRITING).any()
     node.kill(one)
@@ -254,7 +254,7 @@ def test_a_process_killed_with_the_lock_lets_go_of_it(tmp_path: Path) -> None:
     def work() -> None:
         memory = make_memory(LAYOUT, config(tmp_path), "twin")
         pushed_down(memory)
-        Directory._place = lambda self, unit: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        Entries.place = lambda self, unit, owner: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         pushed_down(memory, [5] * 40)
 
     killed_child(work)

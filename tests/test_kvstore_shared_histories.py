@@ -177,7 +177,7 @@ class SharedHistories(RuleBasedStateMachine):
             worker.memory.discover(worker.memory.store.chain([0]))
             table = host.directory.table
             for entry in (table.state == READY).nonzero()[0].tolist():
-                unit = host.directory._stored(entry).unit
+                unit = host.directory.entries.stored(entry).unit
                 last = unit.label.keys[-1]
                 assert index.span(unit.label.group, last) if unit.rows else last in index.checkpoints
 
