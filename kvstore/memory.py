@@ -70,16 +70,16 @@ class Memory:
         pool: DevicePool,
         host: HostPool | None,
         ssd: SsdPool | None = None,
-        cluster: PoolTier | None = None,
+        pool_tier: PoolTier | None = None,
     ) -> None:
-        """`pool`: device pages. `cluster`: what all workers of the cluster-wide pool share."""
+        """`pool`: device pages. `pool_tier`: the cluster-wide pool, as this worker sees it."""
         self.store = store
         self.pool = pool
         self.host = host
         self.ssd = ssd
-        self.cluster = cluster
+        self.pool_tier = pool_tier
         self.ssd_failure: str | None = None
-        self.views: list[View] = [view for view in (host, ssd, cluster) if view is not None]
+        self.views: list[View] = [view for view in (host, ssd, pool_tier) if view is not None]
         self._lost: dict[Tier, list[int]] = defaultdict(list)
 
     def lookup(self, chain: Chain, n_prompt: int) -> Hit:
@@ -152,8 +152,8 @@ class Memory:
 
     def close(self) -> None:
         """Remove the host tier's file; write what waits for the SSD; leave the pool."""
-        if self.cluster is not None:
-            self.cluster.close()
+        if self.pool_tier is not None:
+            self.pool_tier.close()
         if self.ssd is not None:
             self.ssd.close()
         if self.host is not None:
@@ -171,7 +171,7 @@ class Memory:
     def restore(self, moves: list[Move]) -> Sequence[Restoring]:
         """Start the slow reads, one for each tier."""
         started: list[Restoring] = []
-        for below, name in zip((self.ssd, self.cluster), SLOW, strict=True):
+        for below, name in zip((self.ssd, self.pool_tier), SLOW, strict=True):
             if up := [move for move in moves if move.source == name]:
                 assert below is not None, "only what was saved is restored"
                 started.append(below.restore(self.pool, up))
@@ -179,12 +179,12 @@ class Memory:
 
     def waits(self, chain: Chain) -> bool:
         """May a prompt that is queued gain by waiting a moment? The pool was asked what it has of it."""
-        return self.cluster is not None and self.cluster.waits_for(chain)
+        return self.pool_tier is not None and self.pool_tier.waits_for(chain)
 
     def wait(self, timeout_s: float) -> None:
         """Until an answer of the pool came."""
-        if self.cluster is not None:
-            self.cluster.wait(timeout_s)
+        if self.pool_tier is not None:
+            self.pool_tier.wait(timeout_s)
 
     def drop_corrupt(self, tier: Tier, pages: list[int]) -> None:
         """What is gone is lost first: that is no damage."""
@@ -204,8 +204,8 @@ class Memory:
         if self.host is not None:
             free, used, cached = self.host.directory.counts()
             self.store.note_host(free=free, used=used, cached=cached)
-        if self.cluster is not None:
-            traffic = self.cluster.traffic
+        if self.pool_tier is not None:
+            traffic = self.pool_tier.traffic
             self.store.note_pool(traffic.events, queued_bytes=traffic.queued_bytes)
         if self.ssd is None:
             return
@@ -260,8 +260,8 @@ class Memory:
 
     def _save_below(self, move: Move) -> None:
         if move.target == "pool":
-            assert self.cluster is not None, "moves to the pool need it"
-            self.cluster.save(move, partial(self._read, move))
+            assert self.pool_tier is not None, "moves to the pool need it"
+            self.pool_tier.save(move, partial(self._read, move))
             return
         assert self.ssd is not None, "moves to the SSD need it"
         data = self._read(move)

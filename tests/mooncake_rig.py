@@ -90,8 +90,8 @@ def memory_of(layout: Layout, config: StoreConfig, fingerprint: str = "twin") ->
 
 
 def pool_of(memory: Memory) -> PoolTier:
-    assert memory.cluster is not None
-    return memory.cluster
+    assert memory.pool_tier is not None
+    return memory.pool_tier
 
 
 def flush(memory: Memory) -> None:

@@ -57,8 +57,8 @@ class PoolHistories(TightHistories):
 
     def join(self) -> None:
         self.memory = make_memory(LAYOUT, self.config, "twin")
-        assert self.memory.cluster is not None
-        assert self.memory.cluster.traffic.wait_joined(10)
+        assert self.memory.pool_tier is not None
+        assert self.memory.pool_tier.traffic.wait_joined(10)
 
     def teardown(self) -> None:
         try:
@@ -69,8 +69,8 @@ class PoolHistories(TightHistories):
 
     def adds_up(self) -> None:
         if hasattr(self, "memory"):
-            assert self.memory.cluster is not None
-            assert self.memory.cluster.traffic.flush(10)
+            assert self.memory.pool_tier is not None
+            assert self.memory.pool_tier.traffic.flush(10)
             self.memory.settle()
         super().adds_up()
 

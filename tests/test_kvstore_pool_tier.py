@@ -37,14 +37,14 @@ def fresh(folder: Path) -> Memory:
         pool_ask_s=10.0,
     )
     memory = make_memory(LAYOUT, config, "twin")
-    assert memory.cluster is not None
-    assert memory.cluster.traffic.wait_joined(10)
+    assert memory.pool_tier is not None
+    assert memory.pool_tier.traffic.wait_joined(10)
     return memory
 
 
 def settle(memory: Memory) -> None:
-    assert memory.cluster is not None
-    assert memory.cluster.traffic.flush(10)
+    assert memory.pool_tier is not None
+    assert memory.pool_tier.traffic.flush(10)
     memory.settle()
     memory.store.check()
 

@@ -23,7 +23,7 @@ def above_pool(folder, **changes):
 
 
 def joined(worker):
-    assert worker.memory.cluster.traffic.wait_joined(10)
+    assert worker.memory.pool_tier.traffic.wait_joined(10)
     return worker
 
 
@@ -52,7 +52,7 @@ def test_sessions_move_between_workers(tmp_path):
             completion = pair.run(job)
             assert completion.ids == answer(job)
             hits += completion.cached_tokens > 0
-            assert pair.prefill.memory.cluster.traffic.flush(10)
+            assert pair.prefill.memory.pool_tier.traffic.flush(10)
     assert hits > 30
     for pair in (one, other):
         stats = pair.prefill.stats().store
@@ -76,7 +76,7 @@ def asked(tmp_path):
         first = joined(PrefillWorker(HashModel(), above_pool(tmp_path), arena))
         assert first.submit(job_of("first", 90, seed=1), NORTH, 0.0) is None
         drained(first)
-        assert first.memory.cluster.traffic.flush(10)
+        assert first.memory.pool_tier.traffic.flush(10)
         first.close()
         made = []
 

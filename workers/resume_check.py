@@ -194,8 +194,8 @@ def _join(pair: LocalPair) -> None:
 
 
 def _pool(pair: LocalPair) -> PoolTier:
-    assert pair.prefill.memory.cluster is not None
-    return pair.prefill.memory.cluster
+    assert pair.prefill.memory.pool_tier is not None
+    return pair.prefill.memory.pool_tier
 
 
 def _driven_down(rig: Rig, pair: LocalPair, record: Record, tier: KvTier) -> Iterator[Case]:
