@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forebay.kvstore.checksum import checksum, copy_checked
 from forebay.kvstore.layout import Layout, PagedGroup
 from forebay.kvstore.moves import Move, Pages
 
@@ -57,6 +56,8 @@ class DevicePool:
 
     def take(self, page: int, into: npt.NDArray[np.uint8]) -> int:
         """Copy the first bytes of one page down, `into` [n_bytes]; the checksum of what arrived."""
+        from forebay.kvstore.checksum import checksum, copy_checked  # a pool that nothing leaves needs no xxhash
+
         if self._on_cpu is not None:
             return copy_checked(into[None], self._on_cpu[page, None, : len(into)])
         torch.from_numpy(into).copy_(self.bytes[page, : len(into)])
@@ -65,6 +66,8 @@ class DevicePool:
     def bring(self, page: int, data: npt.NDArray[np.uint8], n_bytes: int) -> int:
         """Copy the first `n_bytes` of `data` over one page's; the checksum of all of `data`, which must not change
         meanwhile."""
+        from forebay.kvstore.checksum import checksum, copy_checked
+
         if self._on_cpu is not None and n_bytes == len(data):
             return copy_checked(self._on_cpu[page, None, :n_bytes], data[None])
         self.bytes[page, :n_bytes].copy_(torch.from_numpy(data[:n_bytes]))

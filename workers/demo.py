@@ -8,6 +8,7 @@ input, KDA channels forget over 1 to some 10,000 tokens (a state carries the who
 smaller than a usual prompt, and logits spread enough to be far from uniform.
 """
 
+import hashlib
 import json
 import math
 import tempfile
@@ -15,9 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from blake3 import blake3
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from forebay.kernels import mxfp4
@@ -142,7 +141,7 @@ def make_folder(cache: Path, seed: int = SEED) -> Path:
     """Write the folder under `cache` (once) and return it. Its bytes are a function of `seed` and of this file, whose
     digest stands in the folder's name. It appears whole, by a rename: a killed maker leaves nothing to mistake for it.
     """
-    maker = blake3(Path(__file__).read_bytes()).hexdigest()[:12]
+    maker = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     folder = cache / f"{NAME}-{seed}-{maker}"
     if folder.is_dir():
         return folder
@@ -225,6 +224,8 @@ def _token_spread(vocab: int) -> Tensor:
 
 def _write_tokenizer(folder: Path) -> None:
     """tokenizer.json: one token for each byte (id = the byte), no merges, then K3's structure tokens by name."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # not needed to run a model
+
     letters = dict(_byte_letters())
     tokenizer = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

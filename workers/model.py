@@ -7,13 +7,13 @@ ones; between them only the attention differs. A row of either never depends on 
 prompt was split at block ends.
 """
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from blake3 import blake3
 from torch import Tensor
 
 from forebay.kernels import exact, kda, moe, norms
@@ -39,7 +39,8 @@ class Model:
         self.shape, self.weights = shape, weights
         self.dtype, self.device = weights.embedding.dtype, weights.embedding.device
         self.layout = model_layout(shape, block_tokens, self.dtype)
-        self.fingerprint = blake3(f"{shape} {self.dtype} {self.layout.signature}".encode() + weights_digest).digest()
+        facts = f"{shape} {self.dtype} {self.layout.signature}".encode()
+        self.fingerprint = hashlib.sha256(facts + weights_digest).digest()
         queries = weights.residual_queries
         block = shape.attn_res_block
         self._queries = None if queries is None or block is None else BlockQueries(queries, block, shape.norm_eps)
@@ -114,6 +115,8 @@ def model_layout(shape: ModelShape, block_tokens: int, dtype: torch.dtype) -> La
 
 def digest_files(files: Sequence[Path]) -> bytes:
     """A digest of the files' bytes, in the given order."""
+    from blake3 import blake3  # not needed where weights come from no file
+
     digest = blake3(max_threads=blake3.AUTO)
     for file in files:
         digest.update_mmap(file)
