@@ -94,22 +94,24 @@ def parameters(shape: ModelShape) -> Parameters:
         + residual
         + shape.layers * 2 * (shape.hidden + residual)
         + shape.dense_layers * 3 * shape.hidden * shape.dense_width
-        + moe_layers * _moe_parameters(shape)
-        + len(shape.kda_layers) * _kda_parameters(shape)
-        + len(shape.global_layers) * _global_parameters(shape)
+        + moe_layers * moe_parameters(shape)
+        + len(shape.kda_layers) * kda_parameters(shape)
+        + len(shape.global_layers) * global_parameters(shape)
     )
     used = moe_layers * shape.moe.per_token * expert
     return Parameters(experts=experts, total=embedding + others + experts, active=others + used)
 
 
-def _kda_parameters(shape: ModelShape) -> int:
+def kda_parameters(shape: ModelShape) -> int:
+    """A KDA layer's attention."""
     kda, hidden = shape.kda, shape.hidden
     gate = kda.width * hidden if kda.full_rank_out_gate else kda.head_dim * (hidden + kda.width)
     decay = kda.gate_rank * (hidden + kda.width) + kda.heads + kda.width
     return 4 * kda.width * hidden + 3 * kda.width * kda.conv_width + decay + kda.heads * hidden + gate + kda.head_dim
 
 
-def _global_parameters(shape: ModelShape) -> int:
+def global_parameters(shape: ModelShape) -> int:
+    """A global layer's attention."""
     mla, index, hidden = shape.mla, shape.index, shape.hidden
     queries, values = mla.heads * mla.query_dim, mla.heads * mla.value_dim
     query = queries * hidden if mla.q_rank is None else mla.q_rank * (hidden + 1 + queries)
@@ -121,7 +123,7 @@ def _global_parameters(shape: ModelShape) -> int:
     return query + latent + gated + keys + index.heads * index.head_dim * (mla.q_rank or hidden)
 
 
-def _moe_parameters(shape: ModelShape) -> int:
+def moe_parameters(shape: ModelShape) -> int:
     """A MoE layer without its routed experts."""
     moe, hidden = shape.moe, shape.hidden
     latent = 0 if moe.latent is None else 2 * moe.latent * hidden + (moe.latent if moe.latent_norm else 0)

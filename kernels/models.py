@@ -59,4 +59,31 @@ K3 = ModelShape(
 
 K3_1_PRO = replace(K3, name="k3.1-pro", index=IndexShape(heads=32, head_dim=128, top_k=2048, key_dtype="fp8"))
 
-SHAPES = MappingProxyType({shape.name: shape for shape in (KIMI_LINEAR_48B, K3, K3_1_PRO)})
+
+def rank_slice(shape: ModelShape, *, name: str, ranks: int, layers: int) -> ModelShape:
+    """The first `layers` layers as one of `ranks` tensor-parallel ranks has them: its heads, its share of the width of
+    every expert and dense layer, and of the vocabulary. Latents, routers and index heads are whole on every rank.
+
+    As a model it is whole again: what a rank would add up with the others is simply its own part.
+    """
+    assert shape.kda.heads % ranks == shape.mla.heads % ranks == shape.moe.width % ranks == shape.vocab % ranks == 0
+    vocab = shape.vocab // ranks
+    return replace(
+        shape,
+        name=name,
+        layers=layers,
+        global_layers=tuple(layer for layer in shape.global_layers if layer < layers),
+        dense_width=shape.dense_width // ranks,
+        kda=replace(shape.kda, heads=shape.kda.heads // ranks),
+        mla=replace(shape.mla, heads=shape.mla.heads // ranks),
+        moe=replace(shape.moe, width=shape.moe.width // ranks, shared_width=shape.moe.shared_width // ranks),
+        vocab=vocab,
+        bos_id=vocab - 3,
+        eos_id=vocab - 2,
+        pad_id=vocab - 1,
+    )
+
+
+K3_1_SLICE = rank_slice(K3_1_PRO, name="k3.1-slice", ranks=8, layers=52)
+
+SHAPES = MappingProxyType({shape.name: shape for shape in (KIMI_LINEAR_48B, K3, K3_1_PRO, K3_1_SLICE)})
