@@ -66,11 +66,18 @@ class Model:
         hidden = self._run(ids, attention, trace)
         return self._logits(hidden) if all_logits else self._logits(hidden[-1:])[0]
 
-    def decode(self, ids: Tensor, positions: Sequence[int], pages: Sequence[PageTable], pool: DevicePool) -> Tensor:
+    def decode(
+        self,
+        ids: Tensor,
+        positions: Sequence[int],
+        pages: Sequence[PageTable],
+        pool: DevicePool,
+        trace: Trace | None = None,
+    ) -> Tensor:
         """A token of each of B sequences: ids int64 [B] at `positions`, each with its own pages. Logits fp32 [B, V]."""
         places = torch.tensor(positions, dtype=torch.int64, device=self.device)
         attention = Attention(self.shape, self.dtype, Recurrent(places + 1), pool, pages, places)
-        return self._logits(self._run(ids, attention, None))
+        return self._logits(self._run(ids, attention, trace))
 
     def _run(self, ids: Tensor, attention: Attention, trace: Trace | None) -> Tensor:
         """The stream [T, hidden] after the last layer, before the final norm."""
@@ -84,7 +91,7 @@ class Model:
             else:
                 stream.add(attention.latent(layer.attention, x, self._place[number]))
             x = norms.rms_norm(stream.before_mlp(number), layer.mlp_norm, eps)
-            stream.add(_mlp(layer.mlp, x, self.shape))
+            stream.add(_mlp(layer.mlp, x, self.shape, trace))
         _record(trace, stream)
         return stream.final()
 
@@ -123,12 +130,14 @@ def digest_files(files: Sequence[Path]) -> bytes:
     return digest.digest()
 
 
-def _mlp(w: DenseWeights | MoeWeights, x: Tensor, shape: ModelShape) -> Tensor:
+def _mlp(w: DenseWeights | MoeWeights, x: Tensor, shape: ModelShape, trace: Trace | None) -> Tensor:
     if isinstance(w, DenseWeights):
         gate, up = exact.linear(x, w.into).chunk(2, dim=-1)
         return exact.linear(moe.glu(gate, up, shape), w.out)
     gate, up, latent = torch.split(exact.linear(x, w.into), w.widths, dim=-1)
     chosen, weights = moe.route(x, w.router, w.bias, shape.moe.per_token, shape.moe.scaling, shape.moe.renormalize)
+    if trace is not None:
+        trace.chosen.append(chosen)
     routed = moe.experts(x if shape.moe.latent is None else latent, chosen, weights, w.experts, shape)
     if w.norm is not None:
         routed = norms.rms_norm(routed, w.norm, shape.norm_eps)

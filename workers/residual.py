@@ -15,10 +15,12 @@ from forebay.kernels import attnres
 
 @dataclass(slots=True)
 class Trace:
-    """What a checker may look at: the stream after the embedding and each layer, and every mix with its sources."""
+    """What a checker may look at: the stream after the embedding and each layer, every mix with its sources, and the
+    experts int64 [T, k] that each MoE layer chose."""
 
     prefixes: list[Tensor] = field(default_factory=list)
     mixes: list[tuple[tuple[Tensor, ...], Tensor, Tensor]] = field(default_factory=list)
+    chosen: list[Tensor] = field(default_factory=list)
 
 
 class Residual(Protocol):
