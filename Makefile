@@ -27,7 +27,8 @@ lint: install
 
 test: lint
 	@bash .ci/packages
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not endpoint'
+	$(BIN)/pytest -m endpoint
 
 soak: install
 	@bash .ci/packages
