@@ -5,78 +5,29 @@ timed in every way, and the fastest of each case named. What wins here is for `T
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from forebay.kernels import bench_inputs, kda_batch, kda_prefill_triton, kda_triton
+from forebay.kernels import bench_inputs, kda_batch, kda_triton
 from forebay.kernels.bench_kda import (
     DECODES,
-    OUTPUT_ERROR_MAX,
     OUTPUT_TWIN_MAX,
-    PREFILLS,
     SMALL_DECODES,
-    SMALL_PREFILLS,
-    STATE_ERROR_MAX,
     STATE_TWIN_MAX,
     DecodeCase,
-    PrefillCase,
-    processors,
 )
 from forebay.kernels.bench_timing import median_ms
-from forebay.kernels.kda_batch import Layer, Prefilled, Tokens
-from forebay.kernels.kda_fused_triton import FUSED_CHUNK
-from forebay.kernels.kda_plan import CHUNK, Plan, make_plan, segments_to_fill
+from forebay.kernels.kda_batch import Layer, Tokens
 from forebay.kernels.kda_tuning import TUNED, Tuning
 from forebay.ops.bench_report import Reference, Row
 
 Measured = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """`span_tokens` holds only where sequences are not cut in segments."""
-
-    tuning: Tuning = TUNED
-    chunk: int = CHUNK
-    span_tokens: int | None = None
-
-    def plan(self, case: PrefillCase, device: torch.device) -> Plan:
-        segments = segments_to_fill(case.lengths, case.heads, processors(device))
-        spans = self.span_tokens if segments == 1 else None
-        return make_plan(case.lengths, segments=segments, device=device, chunk=self.chunk, span_tokens=spans)
-
-
-_HALVED = replace(TUNED, scan_columns=64, scan_warps=4)
-_BESIDE = replace(_HALVED, overlap=True)
-_DEEP = replace(TUNED, scan_stages=3)
-PREFILL_VARIANTS = {
-    "as tuned": Variant(),
-    "channels by 16": Variant(tuning=replace(TUNED, chunk_channels=16)),
-    "solve in 168 registers": Variant(tuning=replace(TUNED, solve_registers=168)),
-    "both": Variant(tuning=replace(TUNED, chunk_channels=16, solve_registers=168)),
-    "scan by halves": Variant(tuning=_HALVED),
-    "spans of 2048 overlapped": Variant(tuning=replace(_BESIDE, chunk_channels=16), span_tokens=2048),
-    "short chunks": Variant(tuning=TUNED, chunk=FUSED_CHUNK),
-    "short chunks, deep": Variant(tuning=_DEEP, chunk=FUSED_CHUNK),
-    "short chunks, deeper": Variant(tuning=replace(TUNED, scan_stages=4), chunk=FUSED_CHUNK),
-    "short chunks, four warps": Variant(tuning=replace(_DEEP, fused_warps=4, fused_channels=64), chunk=FUSED_CHUNK),
-    "short chunks, scan by halves": Variant(tuning=replace(_HALVED, scan_stages=3), chunk=FUSED_CHUNK),
-    "short chunks, scan by halves, deeper": Variant(tuning=replace(_HALVED, scan_stages=4), chunk=FUSED_CHUNK),
-    "short chunks, spans of 8192": Variant(tuning=_DEEP, chunk=FUSED_CHUNK, span_tokens=8192),
-    "short chunks, spans of 1024 overlapped": Variant(
-        tuning=replace(_BESIDE, scan_stages=3), chunk=FUSED_CHUNK, span_tokens=1024
-    ),
-    "short chunks, spans of 2048 overlapped": Variant(
-        tuning=replace(_BESIDE, scan_stages=3), chunk=FUSED_CHUNK, span_tokens=2048
-    ),
-    "short chunks, four warps, spans of 2048 overlapped": Variant(
-        tuning=replace(_BESIDE, scan_stages=3, fused_warps=4, fused_channels=64), chunk=FUSED_CHUNK, span_tokens=2048
-    ),
-}
 STEP_VARIANTS = {
     "as tuned": TUNED,
     "whole": replace(TUNED, step_halves=False),
@@ -93,20 +44,11 @@ REPLAY_VARIANTS = {
 
 
 def rows(device: torch.device, repeats: int) -> Iterator[Row]:
-    """Every case of prefill, decode and replay in every variant that is right."""
+    """Every case of decode and replay in every variant that is right."""
     on_gpu = device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     heads, dim = (96, 128) if on_gpu else (2, 32)
     layer = bench_inputs.layer(heads, dim, device)
-    errors = _Prefills(layer, 1024 if on_gpu else 100, dtype)
-    right = {}
-    for name, variant in PREFILL_VARIANTS.items():
-        made = list(_tried(f"prefill, {name}", partial(errors.of, variant)))
-        yield from made
-        if made[0].unit == "relative" and errors.fit(made):
-            right[name] = variant
-    for prefill_case in PREFILLS if on_gpu else SMALL_PREFILLS:
-        yield from _prefill_rows(prefill_case, right, device, dtype, repeats)
     yield from _decode(layer, device, dtype, repeats)
     yield from _replay(layer, 32 if on_gpu else 2, dtype, repeats)
 
@@ -117,74 +59,6 @@ def _tried(name: str, run: Callable[[], Iterator[Row]]) -> Iterator[Row]:
         yield from run()
     except (TritonError, RuntimeError) as problem:
         yield Row(name=f"{name}: does not run, {type(problem).__name__} {str(problem)[:100]}", value=0.0, unit="failed")
-
-
-class _Prefills:
-    """Inputs of one prefill with its float64 answer, against which every variant is held."""
-
-    def __init__(self, layer: Layer, tokens: int, dtype: torch.dtype) -> None:
-        self.layer, self.tokens = layer, tokens
-        self.given = bench_inputs.prefill(tokens, layer, dtype)
-        self.state = torch.randn(1, layer.heads, layer.head_dim, layer.head_dim, device=layer.A_log.device) * 0.3
-        self.right = bench_inputs.gold(self.given, layer, self.state[0])
-
-    def of(self, variant: Variant) -> Iterator[Row]:
-        """Errors of outputs and state, and whether two runs and a run in spans give the same bits."""
-        first, again = self._run(variant, None), self._run(variant, None)
-        spans = self._run(variant, 4 * variant.chunk) if variant.span_tokens else again
-        name = next(n for n, v in PREFILL_VARIANTS.items() if v is variant)
-        pairs = (("outputs", first.o, self.right[0]), ("state", first.state[0], self.right[1]))
-        for what, found, right in pairs:
-            yield Row(
-                name=f"prefill error of {what}, {name}", value=bench_inputs.relative(found, right), unit="relative"
-            )
-        same = all(torch.equal(first.o, o.o) and torch.equal(first.state, o.state) for o in (again, spans))
-        yield Row(name=f"prefill bits repeat, {name}", value=float(same), unit="of 1")
-
-    def fit(self, made: list[Row]) -> bool:
-        outputs, state, same = (row.value for row in made)
-        return outputs <= OUTPUT_ERROR_MAX and state <= STATE_ERROR_MAX and same == 1.0
-
-    def _run(self, variant: Variant, span_tokens: int | None) -> Prefilled:
-        device = self.layer.A_log.device
-        plan = make_plan((self.tokens,), device=device, chunk=variant.chunk, span_tokens=span_tokens)
-        return kda_triton.prefill(*self.given, self.layer, plan, self.state, variant.tuning)
-
-
-def _prefill_rows(
-    case: PrefillCase, variants: dict[str, Variant], device: torch.device, dtype: torch.dtype, repeats: int
-) -> Iterator[Row]:
-    layer = bench_inputs.layer(case.heads, case.head_dim, device)
-    given = bench_inputs.prefill(sum(case.lengths), layer, dtype)
-    state = torch.randn(len(case.lengths), case.heads, case.head_dim, case.head_dim, device=device)
-    found: Measured = {}
-    for name, variant in variants.items():
-        plan = variant.plan(case, device)
-        run = partial(kda_triton.prefill, *given, layer, plan, state, variant.tuning)
-        yield from _timed(f"prefill {case.name}", name, run, device, repeats, found)
-    yield from _best(f"prefill {case.name}", found, case.published)
-    if case in (PREFILLS[0], SMALL_PREFILLS[0]):
-        yield from _stage_rows(case, variants, (given, layer, state), device, repeats)
-
-
-def _stage_rows(
-    case: PrefillCase,
-    variants: dict[str, Variant],
-    inputs: tuple[bench_inputs.Prefill, Layer, Tensor],
-    device: torch.device,
-    repeats: int,
-) -> Iterator[Row]:
-    """Where the time of a variant that goes through in one span is spent."""
-    given, layer, state = inputs
-    chunks: Measured = {}
-    scan: Measured = {}
-    for name, variant in variants.items():
-        plan = variant.plan(case, device)
-        if len(plan.spans) > 1:
-            continue
-        before, last = kda_prefill_triton.stages(*given, layer, plan, state, variant.tuning)
-        yield from _timed(f"chunks alone {case.name}", name, before, device, repeats, chunks)
-        yield from _timed(f"scan alone {case.name}", name, last, device, repeats, scan)
 
 
 def _timed(

@@ -1,12 +1,13 @@
-"""KDA prefill, first kernel: everything inside a chunk that does not need the state, all chunks and heads in parallel.
+"""KDA prefill, first kernel: all of a chunk that does not need the state, all chunks and heads in parallel.
 
 With G the running sum of the log decay inside a chunk, k and q L2-normalised and q scaled:
     P_ij = q_i . (k_j e^(G_i - G_j)), j <= i;   A_ij = beta_i k_i . (k_j e^(G_i - G_j)), j < i;   X = (I + A)^-1
     w = X beta (k e^G);   u = X beta v;   q_decay = q e^G;   k_end = k e^(G_last - G)
 so that with the state S before the chunk: U = u - w S;  o = q_decay S + P U;  S <- e^(G_last) S + k_end^T U.
-X, w and u are `kda_solve_triton`'s; this kernel leaves beta k e^G in w's place.
+w, q_decay, u and k_end, [C, D] each, lie one behind the other in `made`; both kernels in front of the scan and the
+scan itself know that order. X, w and u are `kda_solve_triton`'s; this kernel leaves beta k e^G in w's place.
 
-This is the softplus gate's form (`kda_bounded_triton` has the other's). Decays split at the start of the later
+This is the softplus gate's form (`kda_fused_triton` has the other's). Decays split at the start of the later
 token's block of BLOCK tokens, r: e^(G_i - r) e^(r - G_j), both at most 1 for j in an earlier block. Inside a block
 the decay has no bound that a split could live with, so there the pairs are formed one by one.
 
@@ -65,28 +66,28 @@ def _pairs_in_blocks(q, k, total, p, a):
 
 @triton.jit
 def load_rows(x, t, col, some):
-    return tl.load(x + t + col, mask=some, other=0.0).to(tl.float32)
+    return tl.load(x + (t + col), mask=some, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def inverse_norms(x, t, h, live, D: tl.constexpr):
-    """1 / |x_i| of the rows [C, D] of head h."""
-    rows = load_rows(x, t[:, None], (h * D + tl.arange(0, D))[None, :], live[:, None])
+def inverse_norms(x, t, live, D: tl.constexpr):
+    """1 / |x_i| of rows [C, D] that start t [C, 1] elements behind x."""
+    rows = load_rows(x, t, tl.arange(0, D)[None, :], live[:, None])
     return tl.rsqrt(tl.sum(rows * rows, 1) + 1e-6)
 
 
 @triton.jit
 def chunk_kernel(
     q, k, z, beta, A_log, dt_bias, chunk_start, chunk_rows,
-    w, q_decay, k_end, pairs, strict, decay,
+    made, pairs, strict, decay,
     q_stride, k_stride, z_stride, beta_stride, H,
     D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, B: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (head, chunk), for the softplus gate. Inputs [T, H, D] with a row stride each, beta logits [T, H].
     Channels are taken DP at a time, so that what is live fits in registers.
 
-    Writes beta k e^G in w's place, q_decay, k_end [chunks, H, C, D], pairs (P) and strict (A) [chunks, H, C, C] in
-    their types, zero in rows behind a short chunk's end, and decay = e^(G_last) [chunks, H, D] fp32.
+    Writes of made [chunks, H, 4, C, D] beta k e^G in w's place, q_decay and k_end; pairs (P) and strict (A) [chunks, H,
+    C, C] in their types, zero in rows behind a short chunk's end; and decay = e^(G_last) [chunks, H, D] fp32.
     """
     N: tl.constexpr = C // B
     h = tl.program_id(0)
@@ -97,22 +98,25 @@ def chunk_kernel(
     start = tl.load(chunk_start + c).to(tl.int64)
     live = i < tl.load(chunk_rows + c)
     some = live[:, None]
-    t = start + i
     tile = c.to(tl.int64) * H + h
-    kind = w.dtype.element_ty
+    kind = made.dtype.element_ty
+    q += start * q_stride + h * D
+    k += start * k_stride + h * D
+    z += start * z_stride + h * D
+    made += tile * (4 * C * D)
 
-    b = tl.sigmoid(tl.load(beta + t * beta_stride + h, mask=live, other=0.0).to(tl.float32))
+    b = tl.sigmoid(tl.load(beta + (start + i) * beta_stride + h, mask=live, other=0.0).to(tl.float32))
     rate = tl.exp(tl.load(A_log + h).to(tl.float32))
-    q_scale = inverse_norms(q, t * q_stride, h, live, D) * (D**-0.5)
-    k_scale = inverse_norms(k, t * k_stride, h, live, D)
+    q_scale = inverse_norms(q, i[:, None] * q_stride, live, D) * (D**-0.5)
+    k_scale = inverse_norms(k, i[:, None] * k_stride, live, D)
     p = tl.zeros((C, C), tl.float32)
     a = tl.zeros((C, C), tl.float32)
     p_own = tl.zeros((N, B, B), tl.float32)
     a_own = tl.zeros((N, B, B), tl.float32)
     for part in tl.range(0, D, DP, num_stages=1):
         d = part + tl.arange(0, DP)
-        col = (h * D + d)[None, :]
-        raw = load_rows(z, (t * z_stride)[:, None], col, some)
+        col = d[None, :]
+        raw = load_rows(z, i[:, None] * z_stride, col, some)
         raw += tl.load(dt_bias + h * D + d).to(tl.float32)[None, :]
         g = tl.where(some, softplus(raw) * rate * -LOG2E, 0.0)
         total = tl.cumsum(tl.reshape(g, (N, B, DP)), 1)  # from the start of each block
@@ -120,19 +124,19 @@ def chunk_kernel(
         before = tl.cumsum(sums, 0) - sums  # G at the start of each block
         last = tl.sum(sums, 0)[None, :]
         from_start = tl.exp2(before)[:, None, :]
-        kx = tl.reshape(load_rows(k, (t * k_stride)[:, None], col, some) * k_scale[:, None], (N, B, DP))
-        qx = tl.reshape(load_rows(q, (t * q_stride)[:, None], col, some) * q_scale[:, None], (N, B, DP))
+        kx = tl.reshape(load_rows(k, i[:, None] * k_stride, col, some) * k_scale[:, None], (N, B, DP))
+        qx = tl.reshape(load_rows(q, i[:, None] * q_stride, col, some) * q_scale[:, None], (N, B, DP))
         p_own, a_own = _pairs_in_blocks(qx, kx, total, p_own, a_own)
         grown = tl.exp2(total)
         qg = qx * grown
         kg = kx * grown
         own = kx * tl.exp2(sums[:, None, :] - total)  # keys decayed to the end of their own block
         anchor = before + sums
-        at = tile * C * D + i[:, None] * D + d[None, :]
-        tl.store(q_decay + at, tl.reshape(qg * from_start, (C, DP)).to(kind))
-        tl.store(k_end + at, tl.reshape(own * tl.exp2(last - anchor)[:, None, :], (C, DP)).to(kind))
+        at = i[:, None] * D + d[None, :]
+        tl.store(made + (at + C * D), tl.reshape(qg * from_start, (C, DP)).to(kind))
+        tl.store(made + (at + 3 * C * D), tl.reshape(own * tl.exp2(last - anchor)[:, None, :], (C, DP)).to(kind))
         tl.store(decay + tile * D + d[None, :], tl.exp2(last))
-        tl.store(w + at, (tl.reshape(kg * from_start, (C, DP)) * b[:, None]).to(kind))
+        tl.store(made + at, (tl.reshape(kg * from_start, (C, DP)) * b[:, None]).to(kind))
         q_low = tl.reshape(qg, (C, DP)).to(LOW)
         k_low = tl.reshape(kg, (C, DP)).to(LOW)
         for s in tl.range(1, N, num_stages=1):  # kept a loop: unrolled, it spills

@@ -1,11 +1,16 @@
-"""KDA prefill, first kernels in one, for the bounded gate and chunks of 32 tokens: all that a chunk needs before the
-state arrives (`kda_chunks_triton` states the algebra), the inverse and what it multiplies included.
+"""KDA prefill, for the bounded gate: in one kernel all that a chunk needs before the state arrives
+(`kda_chunks_triton` states the algebra), the inverse and what it multiplies included.
 
-Over half of so short a chunk the decay stays within e^80, so all of it is referred to the running sum at its middle, r:
-e^(G_i - G_j) = e^(G_i - r) e^(r - G_j), one product (`kda_bounded_triton` says why that holds). All sums of log
-decays, from the chunk's start, from its middle and behind each token, are products of g with matrices of 0, 1 and -1:
-no scan over rows; columns of tokens that are not there are zero in them. beta multiplies the inverse's columns, not
-what stands behind it.
+The log decay of a token is at least -5, so over half a chunk of 32 tokens a factor stays within e^80, which fp32 and
+bf16 hold. All of a chunk is referred to the running sum at its middle, r: e^(G_i - G_j) = e^(G_i - r) e^(r - G_j), one
+product. Where a factor overflows the pair has j > i and is masked; where one underflows the whole pair is nothing that
+counts, for the other factor is at most e^80.
+
+All sums of log decays, from the chunk's start, from its middle and behind each token, are products of g with matrices
+of 0, 1 and -1: summed in fp32 on the tensor cores, no scan over rows; columns of tokens that are not there are zero in
+them. g is rounded to fp16 for all three, so that every factor sees the same decay: 2^-12 of each exponent, which is
+less than the rounding to bf16 of a factor that has not decayed away. beta multiplies the inverse's columns, not what
+stands behind it.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -14,9 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from forebay.kernels.kda_bounded_triton import LOG2E, exp2, sigmoid2
-
-FUSED_CHUNK = 32
+from forebay.kernels.kda_chunks_triton import LOG2E, inverse_norms, load_rows
+from forebay.kernels.kda_solve_triton import invert
 
 
 def sum_matrices(chunk: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -30,28 +34,20 @@ def sum_matrices(chunk: int, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 @triton.jit
-def _rows(x, t, col, some):
-    return tl.load(x + (t + col), mask=some, other=0.0).to(tl.float32)
+def _exp2(x, FAST: tl.constexpr):
+    """2^x; FAST is one instruction, and 0 for what would be subnormal."""
+    if FAST:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return tl.exp2(x)
 
 
 @triton.jit
-def _inverse_norms(x, t, live, D: tl.constexpr):
-    """1 / |x_i| of rows [C, D]."""
-    rows = _rows(x, t, tl.arange(0, D)[None, :], live[:, None])
-    return tl.rsqrt(tl.sum(rows * rows, 1) + 1e-6)
-
-
-@triton.jit
-def _invert(strict, apart, LEVELS: tl.constexpr, MID: tl.constexpr):
-    """(I + A)^-1 of a strictly lower [C, C], as `kda_solve_triton` does it; apart = i ^ j, whose highest bit tells the
-    level of the doubling. What lies above the diagonal is zero in every product and needs no mask.
-    """
-    x = tl.where(apart == 0, 1.0, tl.where(apart == 1, -strict.to(tl.float32), 0.0))
-    for n in tl.static_range(1, LEVELS):
-        x_low = x.to(MID)
-        y = tl.dot(x_low, strict, input_precision="ieee")
-        x = tl.dot(tl.where(apart >> n == 1, -y, 0.0).to(MID), x_low, acc=x, input_precision="ieee")
-    return x
+def _sigmoid2(x, FAST: tl.constexpr):
+    """1 / (1 + 2^-x)."""
+    if FAST:
+        one = 1.0 + _exp2(-x, FAST)
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [one], tl.float32, is_pure=True, pack=1)
+    return 1.0 / (1.0 + tl.exp2(-x))
 
 
 @triton.jit
@@ -61,9 +57,9 @@ def fused_chunk_kernel(
     D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
     LOW: tl.constexpr, MID: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, chunk). Inputs [T, H, D] with a row stride each, beta logits [T, H]. Writes made [chunks, H, 4, C,
-    D]: w, q_decay, u, k_end, and pairs [chunks, H, C, C], zero in rows behind a short chunk's end, and decay [chunks,
-    H, D] fp32. Channels are taken DP at a time.
+    """Program (head, chunk). Inputs [T, H, D] with a row stride each, beta logits [T, H]. Writes all four of made
+    [chunks, H, 4, C, D], and pairs [chunks, H, C, C], zero in rows behind a short chunk's end, and decay [chunks, H, D]
+    fp32. Channels are taken DP at a time.
     """
     h = tl.program_id(0)
     c = tl.program_id(1)
@@ -85,53 +81,44 @@ def fused_chunk_kernel(
     decay += tile * D
     dt_bias += h * D
 
-    if DP == D:  # needed last, asked for first
-        values = tl.load(v + (i * v_stride + tl.arange(0, D)[None, :]), mask=some, other=0.0).to(LOW)
     b = tl.sigmoid(tl.load(beta + start * beta_stride + h + r * beta_stride, mask=live, other=0.0).to(tl.float32))
     rate = tl.exp(tl.load(A_log + h).to(tl.float32)) * LOG2E
-    q_scale = (_inverse_norms(q, i * q_stride, live, D) * (D**-0.5))[:, None]
-    k_scale = _inverse_norms(k, i * k_stride, live, D)[:, None]
+    q_scale = (inverse_norms(q, i * q_stride, live, D) * (D**-0.5))[:, None]
+    k_scale = inverse_norms(k, i * k_stride, live, D)[:, None]
     from_start = tl.load(sums + square, mask=there, other=0.0)
     from_middle = tl.load(sums + C * C + square, mask=there, other=0.0)
     to_end = tl.load(sums + 2 * C * C + square, mask=there, other=0.0)
     p = tl.zeros((C, C), tl.float32)
     a = tl.zeros((C, C), tl.float32)
-    kg = tl.zeros((C, DP), LOW)
     for part in tl.range(0, D, DP, num_stages=1):
         d = part + tl.arange(0, DP)[None, :]
         at = i * D + d
-        raw = _rows(z, i * z_stride, d, some)
+        raw = load_rows(z, i * z_stride, d, some)
         bias = tl.load(dt_bias + d).to(tl.float32) * rate
-        g = (sigmoid2(raw * rate + bias, FAST) * (lower * LOG2E)).to(MID)
-        kx = _rows(k, i * k_stride, d, some) * k_scale
-        qx = _rows(q, i * q_stride, d, some) * q_scale
+        g = (_sigmoid2(raw * rate + bias, FAST) * (lower * LOG2E)).to(MID)
+        kx = load_rows(k, i * k_stride, d, some) * k_scale
+        qx = load_rows(q, i * q_stride, d, some) * q_scale
         middle = tl.dot(from_middle, g, input_precision="ieee")
-        grown = exp2(middle, FAST)
-        keys = tl.trans((kx * exp2(-middle, FAST)).to(LOW))
+        grown = _exp2(middle, FAST)
+        keys = tl.trans((kx * _exp2(-middle, FAST)).to(LOW))
         p = tl.dot((qx * grown).to(LOW), keys, acc=p, input_precision="ieee")
         a = tl.dot((kx * grown).to(LOW), keys, acc=a, input_precision="ieee")
-        reach = exp2(tl.dot(from_start, g, input_precision="ieee"), FAST)
+        reach = _exp2(tl.dot(from_start, g, input_precision="ieee"), FAST)
         tl.store(made + (at + C * D), (qx * reach).to(kind))
-        kg = (kx * reach).to(LOW)
-        if DP < D:
-            tl.store(made + at, kg.to(kind))  # until the inverse is there
+        tl.store(made + at, (kx * reach).to(kind))  # in w's place until the inverse is there
         tl.store(decay + part + tl.arange(0, DP), tl.sum(tl.where(i == C - 1, reach, 0.0), 0))
-        left = exp2(tl.dot(to_end, g, input_precision="ieee"), FAST)
+        left = _exp2(tl.dot(to_end, g, input_precision="ieee"), FAST)
         tl.store(made + (at + 3 * C * D), (kx * left).to(kind))
     tl.store(pairs + tile * C * C + square, tl.where(j <= i, p, 0.0).to(kind))
-    x = _invert(tl.where(j < i, a * b[:, None], 0.0).to(MID), i ^ j, LEVELS, MID)
+    x = invert(tl.where(j < i, a * b[:, None], 0.0).to(MID), i ^ j, LEVELS, MID)
     x = (x * tl.reshape(b, (1, C))).to(LOW)
-    if DP < D:
-        tl.debug_barrier()  # all of k e^G is there
+    tl.debug_barrier()  # all of k e^G is there
     for part in tl.range(0, D, DP, num_stages=1):
         d = part + tl.arange(0, DP)[None, :]
         at = i * D + d
-        if DP < D:
-            kg = tl.load(made + at).to(LOW)
-        if DP < D:
-            values = tl.load(v + (i * v_stride + d), mask=some, other=0.0).to(LOW)
+        kg = tl.load(made + at).to(LOW)
+        values = tl.load(v + (i * v_stride + d), mask=some, other=0.0).to(LOW)
         solved = tl.dot(x, kg, input_precision="ieee").to(kind)
-        if DP < D:
-            tl.debug_barrier()  # every row has been read before one is replaced
+        tl.debug_barrier()  # every row has been read before one is replaced
         tl.store(made + at, solved)
         tl.store(made + (at + 2 * C * D), tl.dot(x, values, input_precision="ieee").to(kind))

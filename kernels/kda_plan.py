@@ -1,12 +1,13 @@
 """How a variable-length batch of KDA prefills is cut: chunks, checkpoints, segments that run side by side, and spans
 that run one behind the other.
 
-A plan is a few small integer tables on the device, made once a batch and used by every KDA layer. Chunks of `chunk`
+A plan is a few small integer tables on the device, made once a batch and used by every KDA layer. Chunks of CHUNK
 tokens lie on multiples of it from each sequence's start; a checkpoint elsewhere ends its chunk early and begins the
 next one behind it, so that a state can be kept after any token.
 
 What the chunks hand to the scan is far larger than what they were given, so a long batch goes through in spans, runs
-of chunks over all sequences: one span's scratch serves the next, and chunks of one run beside the scan of another.
+of chunks over all sequences: one span's scratch serves the next but one, and its chunks run beside the scan of the
+span before.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 64
+CHUNK = 32  # half of it is what a bounded gate's decay can be split over: `kda_fused_triton`
+SEGMENT_TOKENS_MIN = 512  # a shorter one does not pay for its second pass and its share of the scan
+LONE_SPAN_TOKENS = 2_048
+SPAN_TOKENS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +51,8 @@ class Plan:
     """
 
     lengths: tuple[int, ...]
-    chunk: int
     chunk_start: Tensor  # [chunks] first token of each
-    chunk_rows: Tensor  # [chunks] tokens of each, at most `chunk`
+    chunk_rows: Tensor  # [chunks] tokens of each, at most CHUNK
     chunk_slot: Tensor  # [chunks] checkpoint to write after it, -1 none
     segment_first: Tensor  # [segments + 1] first chunk of each
     segment_final: Tensor  # [segments]
@@ -79,12 +82,12 @@ def make_plan(
     checkpoints: Sequence[Sequence[int]] | None = None,
     segments: int = 1,
     device: torch.device | str = "cpu",
-    chunk: int = CHUNK,
     span_tokens: int | None = None,
 ) -> Plan:
     """`lengths` > 0 of the packed sequences; `checkpoints[n]`: ascending token counts of sequence n after which the
     state is kept (slots are numbered in this order over the whole batch); each sequence is cut in up to `segments`.
-    `span_tokens`, a multiple of `chunk`: full chunks of so many tokens make a span; the default is one span.
+    `span_tokens`, a multiple of CHUNK: full chunks of so many tokens make a span; without segments it is
+    `span_tokens_of` where not given, with them all is one span.
     """
     assert segments == 1 or span_tokens is None, "what is long enough for spans needs no segments"
     starts: list[int] = []
@@ -98,7 +101,7 @@ def make_plan(
         assert all(0 < e <= length for e in ends), "checkpoints lie inside their sequence"
         assert list(ends) == sorted(set(ends)), "checkpoints ascend"
         before = len(starts)
-        for begin, end in _chunks(length, ends, chunk):
+        for begin, end in _chunks(length, ends):
             starts.append(token + begin)
             rows.append(end - begin)
             slots.append(kept if end in ends else -1)
@@ -112,11 +115,10 @@ def make_plan(
     def table(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    size = len(starts) if span_tokens is None else span_tokens // chunk
+    size = len(starts) if segments > 1 else (span_tokens or span_tokens_of(lengths)) // CHUNK
     cuts_of_spans = [(at, _part(first, final, at, min(at + size, len(starts)))) for at in range(0, len(starts), size)]
     return Plan(
         lengths=tuple(lengths),
-        chunk=chunk,
         chunk_start=table(starts),
         chunk_rows=table(rows),
         chunk_slot=table(slots),
@@ -153,17 +155,24 @@ def _part(first: list[int], final: list[int], begin: int, end: int) -> _Part:
     )
 
 
+def span_tokens_of(lengths: Sequence[int]) -> int:
+    """A lone sequence goes in short spans: its scan, one program a head and half the columns, leaves much of the chip
+    to the next span's chunks. Many sequences fill the chip by themselves, and are cut only to bound the scratch.
+    """
+    return LONE_SPAN_TOKENS if len(lengths) == 1 else SPAN_TOKENS
+
+
 def segments_to_fill(lengths: Sequence[int], heads: int, processors: int) -> int:
     """In how many parts to cut each sequence so that heads x parts fill the processors; 1 where they do without, or
-    where parts would be shorter than a few chunks (a part costs a second pass and its share of the scan).
+    where parts would be too short.
     """
     filled = 3 * processors // (4 * heads * len(lengths))
-    return max(1, min(filled, max(lengths) // (8 * CHUNK)))
+    return max(1, min(filled, max(lengths) // SEGMENT_TOKENS_MIN))
 
 
-def _chunks(length: int, ends: tuple[int, ...], chunk: int) -> list[tuple[int, int]]:
+def _chunks(length: int, ends: tuple[int, ...]) -> list[tuple[int, int]]:
     """[begin, end) of each chunk of a sequence."""
-    edges = sorted({0, length, *range(chunk, length, chunk), *ends})
+    edges = sorted({0, length, *range(CHUNK, length, CHUNK), *ends})
     return list(pairwise(edges))
 
 

@@ -1,45 +1,33 @@
 """KDA prefill on a CUDA device: launches of the chunks' kernels, of the scan, and of the segments' passes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from forebay.kernels.kda_batch import Layer, Prefilled
-from forebay.kernels.kda_bounded_triton import HALF, QUARTER, bounded_chunk_kernel, quarter_kernel, sign_matrix
 from forebay.kernels.kda_chunks_triton import BLOCK, chunk_kernel
-from forebay.kernels.kda_fused_triton import FUSED_CHUNK, fused_chunk_kernel, sum_matrices
+from forebay.kernels.kda_fused_triton import fused_chunk_kernel, sum_matrices
 from forebay.kernels.kda_plan import CHUNK, Plan, Span
 from forebay.kernels.kda_scan_triton import compose_kernel, reduce_kernel, scan_kernel
 from forebay.kernels.kda_solve_triton import solve_kernel
 from forebay.kernels.kda_tuning import TUNED, Tuning
 
+LEVELS = CHUNK.bit_length() - 1
 DECAY_EXPONENT_MAX = 80.0  # e^80 leaves fp32 and bf16 room for what it multiplies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What the chunks' kernels hand on: w, u, q_decay, k_end [chunks, H, C, D], four tensors or parts of one; pairs
-    [chunks, H, C, C]; decay [chunks, H, D]; strict [chunks, H, C, C], the matrix to invert, where it passes through
-    memory. `paired`: q_decay's tile lies right behind w's.
+    """What the chunks' kernels hand on: made [chunks, H, 4, C, D], which is w, q_decay, u and k_end; pairs [chunks, H,
+    C, C]; decay [chunks, H, D].
     """
 
-    w: Tensor
-    u: Tensor
-    q_decay: Tensor
-    k_end: Tensor
+    made: Tensor
     pairs: Tensor
     decay: Tensor
-    strict: Tensor
-    paired: bool
-
-    @property
-    def stride(self) -> int:
-        """Elements from tile to tile."""
-        return self.w.stride(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +51,8 @@ def _mid(dtype: torch.dtype) -> torch.dtype:
 
 
 @cache
-def _signs(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return sign_matrix(CHUNK, dtype, device)
-
-
-@cache
 def _sums(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return sum_matrices(FUSED_CHUNK, dtype, device)
+    return sum_matrices(CHUNK, dtype, device)
 
 
 @cache
@@ -84,10 +67,6 @@ def _rows(x: Tensor) -> Tensor:
     return x
 
 
-def _fused(layer: Layer, plan: Plan) -> bool:
-    return plan.chunk == FUSED_CHUNK and layer.gate == "bounded"
-
-
 def prefill(
     q: Tensor,
     k: Tensor,
@@ -99,43 +78,21 @@ def prefill(
     state: Tensor | None,
     tuning: Tuning = TUNED,
 ) -> Prefilled:
-    """`kda_batch.prefill`. A bounded gate's chunks of 32 tokens go through one kernel, others through several."""
+    """`kda_batch.prefill`. A bounded gate's chunks go through one kernel, softplus's through two."""
     H, D = layer.heads, layer.head_dim
     assert q.shape == (plan.tokens, H, D)
     assert beta.shape == (plan.tokens, H)
     given = _Inputs(q=_rows(q), k=_rows(k), v=_rows(v), z=_rows(z), beta=beta)
     made = _room(given, layer, plan)
-    if tuning.overlap and len(plan.spans) > 1 and q.is_cuda:
+    if len(plan.spans) > 1 and q.is_cuda:
         _overlapped(given, layer, plan, state, made, tuning)
         return made
-    parts = _scratch(given, layer, plan, plan.spans[0].chunks)
+    parts = _scratch(given, layer, plan.spans[0].chunks)
     for span in plan.spans:
         _chunks(given, layer, plan, span, parts, tuning)
-        before = _segment_states(parts, layer, plan, state, q.dtype, tuning) if plan.segmented else state
+        before = _segment_states(parts, layer, plan, state, tuning) if plan.segmented else state
         _scan(parts, layer, plan, span, before, made, tuning)
     return made
-
-
-def stages(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    z: Tensor,
-    beta: Tensor,
-    layer: Layer,
-    plan: Plan,
-    state: Tensor | None,
-    tuning: Tuning = TUNED,
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A prefill's first span in two, to be timed apart: all that comes before the scan, and the scan of what that has
-    left.
-    """
-    given, span = _Inputs(q=q, k=k, v=v, z=z, beta=beta), plan.spans[0]
-    made, parts = _room(given, layer, plan), _scratch(given, layer, plan, span.chunks)
-    return (
-        partial(_chunks, given, layer, plan, span, parts, tuning),
-        partial(_scan, parts, layer, plan, span, state, made, tuning),
-    )
 
 
 def _room(given: _Inputs, layer: Layer, plan: Plan) -> Prefilled:
@@ -152,7 +109,7 @@ def _overlapped(
 ) -> None:
     """Chunks on the current stream, scans on another; two sets of scratch take turns."""
     here, there = torch.cuda.current_stream(given.q.device), _scan_stream(given.q.device)
-    turns = [_scratch(given, layer, plan, plan.spans[0].chunks) for _ in range(2)]
+    turns = [_scratch(given, layer, plan.spans[0].chunks) for _ in range(2)]
     scanned: list[torch.cuda.Event] = []
     for n, span in enumerate(plan.spans):
         parts = turns[n % 2]
@@ -166,24 +123,12 @@ def _overlapped(
     here.wait_event(scanned[-1])
 
 
-def _scratch(given: _Inputs, layer: Layer, plan: Plan, chunks: int) -> _Parts:
-    H, D, C = layer.heads, layer.head_dim, plan.chunk
-    dtype, device = given.q.dtype, given.q.device
-
-    def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.empty((chunks, H, *shape), dtype=dtype, device=device)
-
-    fused = _fused(layer, plan)
-    w, q_decay, u, k_end = room(4, C, D).unbind(2) if fused else [room(C, D) for _ in range(4)]
+def _scratch(given: _Inputs, layer: Layer, chunks: int) -> _Parts:
+    shape, device, dtype = (chunks, layer.heads), given.q.device, given.q.dtype
     return _Parts(
-        w=w,
-        u=u,
-        q_decay=q_decay,
-        k_end=k_end,
-        pairs=room(C, C),
-        decay=room(D, dtype=torch.float32),
-        strict=room(0 if fused else C, C, dtype=_mid(dtype)),
-        paired=fused,
+        made=torch.empty((*shape, 4, CHUNK, layer.head_dim), dtype=dtype, device=device),
+        pairs=torch.empty((*shape, CHUNK, CHUNK), dtype=dtype, device=device),
+        decay=torch.empty((*shape, layer.head_dim), dtype=torch.float32, device=device),
     )
 
 
@@ -191,64 +136,41 @@ def _chunks(given: _Inputs, layer: Layer, plan: Plan, span: Span, parts: _Parts,
     """Fill `parts` for the chunks of a span."""
     tables = plan.chunk_start[span.first :], plan.chunk_rows[span.first :]
     if layer.gate == "bounded":
-        halves = plan.chunk // (1 if _fused(layer, plan) else 2)
-        assert -layer.lower_bound * halves / 2 <= DECAY_EXPONENT_MAX, "half of what is referred to one sum fits"
-    if _fused(layer, plan):
+        assert -layer.lower_bound * CHUNK / 2 <= DECAY_EXPONENT_MAX, "half of what is referred to one sum fits"
         _chunks_at_once(given, layer, span, tables, parts, tuning)
     else:
-        _chunks_then_solve(given, layer, plan, span, tables, parts, tuning)
+        _chunks_then_solve(given, layer, span, tables, parts, tuning)
 
 
 def _chunks_at_once(
     given: _Inputs, layer: Layer, span: Span, tables: tuple[Tensor, Tensor], parts: _Parts, tuning: Tuning
 ) -> None:
-    H, D, C = layer.heads, layer.head_dim, FUSED_CHUNK
+    H, D = layer.heads, layer.head_dim
     q, k, v, z, beta = given.q, given.k, given.v, given.z, given.beta
     kinds = _kinds(q.dtype)
     fused_chunk_kernel[(H, span.chunks)](
-        q, k, v, z, beta, layer.A_log, layer.dt_bias, _sums(_mid(q.dtype), q.device), *tables, parts.w, parts.pairs,
+        q, k, v, z, beta, layer.A_log, layer.dt_bias, _sums(_mid(q.dtype), q.device), *tables, parts.made, parts.pairs,
         parts.decay, layer.lower_bound, q.stride(0), k.stride(0), v.stride(0), z.stride(0), beta.stride(0), H,
-        D=D, DP=min(tuning.fused_channels, D), C=C, LEVELS=C.bit_length() - 1, LOW=kinds["LOW"], MID=kinds["MID"],
+        D=D, DP=min(tuning.fused_channels, D), C=CHUNK, LEVELS=LEVELS, LOW=kinds["LOW"], MID=kinds["MID"],
         FAST=q.is_cuda, num_warps=tuning.fused_warps,
     )  # fmt: skip
 
 
 def _chunks_then_solve(
-    given: _Inputs,
-    layer: Layer,
-    plan: Plan,
-    span: Span,
-    tables: tuple[Tensor, Tensor],
-    parts: _Parts,
-    tuning: Tuning,
+    given: _Inputs, layer: Layer, span: Span, tables: tuple[Tensor, Tensor], parts: _Parts, tuning: Tuning
 ) -> None:
-    H, D, C = layer.heads, layer.head_dim, plan.chunk
+    H, D = layer.heads, layer.head_dim
     q, k, v, z, beta = given.q, given.k, given.v, given.z, given.beta
-    kinds, mid = _kinds(q.dtype), _mid(q.dtype)
-    inputs = (q, k, z, beta, layer.A_log, layer.dt_bias)
-    outputs = (parts.w, parts.q_decay, parts.k_end, parts.pairs, parts.strict)
-    strides = (q.stride(0), k.stride(0), z.stride(0), beta.stride(0), H)
-    if layer.gate == "bounded":
-        assert C == CHUNK
-        quarters = torch.empty((span.chunks, H, C // QUARTER, D), dtype=torch.float32, device=q.device)
-        quarter_kernel[(H, span.chunks)](
-            z, layer.A_log, layer.dt_bias, *tables, quarters, parts.decay, layer.lower_bound, z.stride(0), H,
-            D=D, C=C, QUARTER=QUARTER, MID=kinds["MID"], FAST=q.is_cuda, num_warps=1,
-        )  # fmt: skip
-        bounded_chunk_kernel[(H, span.chunks)](
-            *inputs, _signs(mid, q.device), quarters, *tables, *outputs, layer.lower_bound, *strides,
-            D=D, DP=min(tuning.chunk_channels, D), C=C, HALF=HALF, LOW=kinds["LOW"],
-            MID=kinds["MID"], FAST=q.is_cuda, num_warps=tuning.chunk_warps,
-        )  # fmt: skip
-    else:
-        chunk_kernel[(H, span.chunks)](
-            *inputs, *tables, *outputs, parts.decay, *strides,
-            D=D, DP=min(32, D), C=C, B=BLOCK, LOW=kinds["LOW"], PRECISION=kinds["PRECISION"], num_warps=8,
-        )  # fmt: skip
+    kinds = _kinds(q.dtype)
+    strict = torch.empty(parts.pairs.shape, dtype=_mid(q.dtype), device=q.device)
+    chunk_kernel[(H, span.chunks)](
+        q, k, z, beta, layer.A_log, layer.dt_bias, *tables, parts.made, parts.pairs, strict, parts.decay,
+        q.stride(0), k.stride(0), z.stride(0), beta.stride(0), H, D=D, DP=min(32, D), C=CHUNK,
+        B=BLOCK, LOW=kinds["LOW"], PRECISION=kinds["PRECISION"], num_warps=4,
+    )  # fmt: skip
     solve_kernel[(H, span.chunks)](
-        v, beta, parts.strict, *tables, parts.w, parts.u, v.stride(0), beta.stride(0), H, D=D, C=C,
-        LEVELS=C.bit_length() - 1, LOW=kinds["LOW"], MID=kinds["MID"], num_warps=tuning.solve_warps,
-        maxnreg=tuning.solve_registers,
+        v, beta, strict, *tables, parts.made, v.stride(0), beta.stride(0), H, D=D, C=CHUNK, LEVELS=LEVELS,
+        LOW=kinds["LOW"], MID=kinds["MID"], num_warps=tuning.solve_warps,
     )  # fmt: skip
 
 
@@ -260,32 +182,28 @@ def _scan(
     """
     H, D = layer.heads, layer.head_dim
     BV = min(tuning.scan_columns, D)
-    kinds = _kinds(parts.w.dtype)
+    kinds = _kinds(made.o.dtype)
     tables = (plan.chunk_start, plan.chunk_rows, plan.chunk_slot)
     scan_kernel[(D // BV, H, span.segments)](
-        parts.w, parts.u, parts.q_decay, parts.k_end, parts.pairs, parts.decay,
-        *(table[span.first :] for table in tables),
+        parts.made, parts.pairs, parts.decay, *(table[span.first :] for table in tables),
         span.segment_first, span.segment_final, span.segment_goes_on, before if before is not None else made.state,
-        made.state, made.checkpoints, made.o, made.o.stride(0), H, D=D, BV=BV, C=plan.chunk, TILE=parts.stride,
-        FROM_ZERO=before is None, CHECKPOINTS=plan.checkpoints > 0, SPANS=len(plan.spans) > 1, PAIRED=parts.paired,
+        made.state, made.checkpoints, made.o, made.o.stride(0), H, D=D, BV=BV, C=CHUNK,
+        FROM_ZERO=before is None, CHECKPOINTS=plan.checkpoints > 0, SPANS=len(plan.spans) > 1,
         LOW=kinds["LOW"], PRECISION=kinds["PRECISION"], STAGES=tuning.scan_stages, num_warps=tuning.scan_warps,
     )  # fmt: skip
 
 
-def _segment_states(
-    parts: _Parts, layer: Layer, plan: Plan, state: Tensor | None, dtype: torch.dtype, tuning: Tuning
-) -> Tensor:
+def _segment_states(parts: _Parts, layer: Layer, plan: Plan, state: Tensor | None, tuning: Tuning) -> Tensor:
     """The state before each segment, [segments, H, D, D]."""
-    H, D = layer.heads, layer.head_dim
+    H, D, dtype = layer.heads, layer.head_dim, parts.made.dtype
     transition, from_zero, before = (
-        torch.empty((plan.segments, H, D, D), dtype=torch.float32, device=parts.w.device) for _ in range(3)
+        torch.empty((plan.segments, H, D, D), dtype=torch.float32, device=parts.made.device) for _ in range(3)
     )
     BV = min(tuning.reduce_columns, D)
     kinds = _kinds(dtype)
     reduce_kernel[(2 * D // BV, H, plan.segments)](
-        parts.w, parts.u, parts.k_end, parts.decay, plan.segment_first, transition, from_zero, H,
-        D=D, BV=BV, C=plan.chunk, TILE=parts.stride, LOW=kinds["LOW"], PRECISION=kinds["PRECISION"],
-        STAGES=tuning.scan_stages, num_warps=tuning.reduce_warps,
+        parts.made, parts.decay, plan.segment_first, transition, from_zero, H, D=D, BV=BV, C=CHUNK,
+        LOW=kinds["LOW"], PRECISION=kinds["PRECISION"], STAGES=tuning.scan_stages, num_warps=tuning.reduce_warps,
     )  # fmt: skip
     columns = min(16, D)
     compose_kernel[(D // columns, H, len(plan.lengths))](

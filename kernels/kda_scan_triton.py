@@ -15,35 +15,40 @@ import triton.language as tl
 
 
 @triton.jit
-def _advance(S, U, k_end, decay, tile, C: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
+def _advance(S, U, made, decay, tile, C: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):
     """S <- e^(G_last) S + k_end^T U, transposed; U in the type of the products."""
     i = tl.arange(0, C)
     d = tl.arange(0, D)
-    ends = tl.load(k_end + tile * TILE + i[:, None] * D + d[None, :]).to(U.dtype)
+    ends = tl.load(made + (tile * 4 + 3) * C * D + i[:, None] * D + d[None, :]).to(U.dtype)
     kept = S * tl.load(decay + tile * D + d)[None, :]
     return tl.dot(U, ends, acc=kept, input_precision=PRECISION)
 
 
 @triton.jit
-def _rows(part, tile, C: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, LOW: tl.constexpr):
-    """A tile [C, D], transposed; TILE elements from tile to tile."""
-    i = tl.arange(0, C)
+def _turned(part, at, ROWS: tl.constexpr, D: tl.constexpr, LOW: tl.constexpr):
+    """Rows [ROWS, D] from element `at` on, transposed."""
+    i = tl.arange(0, ROWS)
     d = tl.arange(0, D)
-    return tl.trans(tl.load(part + tile * TILE + i[:, None] * D + d[None, :]).to(LOW))
+    return tl.trans(tl.load(part + at + i[:, None] * D + d[None, :]).to(LOW))
+
+
+@triton.jit
+def _free(made, tile, e, C: tl.constexpr, D: tl.constexpr):
+    """The value columns e of u, transposed."""
+    i = tl.arange(0, C)
+    return tl.load(made + (tile * 4 + 2) * C * D + i[None, :] * D + e[:, None]).to(tl.float32)
 
 
 @triton.jit
 def scan_kernel(
-    w, u, q_decay, k_end, pairs, decay, chunk_start, chunk_rows, chunk_slot, segment_first, segment_final,
+    made, pairs, decay, chunk_start, chunk_rows, chunk_slot, segment_first, segment_final,
     segment_goes_on, state_in, state_out, kept, o, o_stride, H,
-    D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr, FROM_ZERO: tl.constexpr,
-    CHECKPOINTS: tl.constexpr, SPANS: tl.constexpr, PAIRED: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, FROM_ZERO: tl.constexpr, CHECKPOINTS: tl.constexpr,
+    SPANS: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """state_in [segments, H, D, D] (absent where FROM_ZERO), state_out [N, H, D, D], kept [checkpoints, H, D, D], all
     fp32; o [T, H, D] with a row stride. SPANS: segments are parts of whole sequences, state_in is [N, H, D, D], and a
-    part that goes on reads what the one before it left in state_out. PAIRED: q_decay's tile lies right behind w's, and
-    both are multiplied at once.
+    part that goes on reads what the one before it left in state_out. w and q_decay are multiplied at once.
     """
     h = tl.program_id(1).to(tl.int64)
     n = tl.program_id(2)
@@ -64,16 +69,11 @@ def scan_kernel(
     for c in tl.range(tl.load(segment_first + n), tl.load(segment_first + n + 1), num_stages=STAGES):
         tile = c * H + h
         S_low = S.to(LOW)
-        if PAIRED:
-            both = tl.dot(S_low, _rows(w, tile, 2 * C, D, TILE, LOW), input_precision=PRECISION)
-            ws, out = tl.split(tl.permute(tl.reshape(both, (BV, 2, C)), (0, 2, 1)))
-        else:
-            ws = tl.dot(S_low, _rows(w, tile, C, D, TILE, LOW), input_precision=PRECISION)
-        U = (tl.load(u + tile * TILE + i[None, :] * D + e[:, None]).to(tl.float32) - ws).to(LOW)
-        if not PAIRED:
-            out = tl.dot(S_low, _rows(q_decay, tile, C, D, TILE, LOW), input_precision=PRECISION)
-        S = _advance(S, U, k_end, decay, tile, C, D, TILE, PRECISION)
-        out = tl.dot(U, _rows(pairs, tile, C, C, C * C, LOW), acc=out, input_precision=PRECISION)
+        both = tl.dot(S_low, _turned(made, tile * 4 * C * D, 2 * C, D, LOW), input_precision=PRECISION)
+        ws, out = tl.split(tl.permute(tl.reshape(both, (BV, 2, C)), (0, 2, 1)))
+        U = (_free(made, tile, e, C, D) - ws).to(LOW)
+        S = _advance(S, U, made, decay, tile, C, D, PRECISION)
+        out = tl.dot(U, _turned(pairs, tile * C * C, C, C, LOW), acc=out, input_precision=PRECISION)
         t = tl.load(chunk_start + c).to(tl.int64) + i
         live = i < tl.load(chunk_rows + c)
         to = o + t[None, :] * o_stride + (h * D + e)[:, None]
@@ -88,8 +88,7 @@ def scan_kernel(
 
 @triton.jit
 def reduce_kernel(
-    w, u, k_end, decay, segment_first, transition, from_zero, H, D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    TILE: tl.constexpr,
+    made, decay, segment_first, transition, from_zero, H, D: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Programs (slice, head, segment): the first D / BV slices run the state from zero, the others the transition,
@@ -105,11 +104,9 @@ def reduce_kernel(
     given = tl.where(of_transition, 0.0, 1.0)
     for c in tl.range(tl.load(segment_first + n), tl.load(segment_first + n + 1), num_stages=STAGES):
         tile = c * H + h
-        S_low = S.to(LOW)
-        ws = tl.dot(S_low, _rows(w, tile, C, D, TILE, LOW), input_precision=PRECISION)
-        i = tl.arange(0, C)
-        U = tl.load(u + tile * TILE + i[None, :] * D + e[:, None]).to(tl.float32) * given - ws
-        S = _advance(S, U.to(LOW), k_end, decay, tile, C, D, TILE, PRECISION)
+        ws = tl.dot(S.to(LOW), _turned(made, tile * 4 * C * D, C, D, LOW), input_precision=PRECISION)
+        U = _free(made, tile, e, C, D) * given - ws
+        S = _advance(S, U.to(LOW), made, decay, tile, C, D, PRECISION)
     to = (n * H + h) * D * D + d[None, :] * D + e[:, None]
     if of_transition:
         tl.store(transition + to, S)

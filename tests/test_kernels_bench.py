@@ -48,7 +48,6 @@ def test_bench_needs_neither_ray_nor_http(tmp_path: Path) -> None:
 VARIANTS = """
 import torch
 from forebay.kernels import bench_kda_variants as bench
-bench.PREFILL_VARIANTS = {name: bench.PREFILL_VARIANTS[name] for name in ("as tuned", SHORT)}
 bench.STEP_VARIANTS = {name: bench.STEP_VARIANTS[name] for name in ("early, quarters",)}
 bench.REPLAY_VARIANTS = {name: bench.REPLAY_VARIANTS[name] for name in ("by halves",)}
 for row in bench.rows(torch.device("cpu"), 1):
@@ -58,9 +57,8 @@ for row in bench.rows(torch.device("cpu"), 1):
 
 def test_variants_are_checked_then_timed() -> None:
     pytest.importorskip("triton")
-    short = "short chunks, spans of 1024 overlapped"
     ran = subprocess.run(
-        [sys.executable, "-c", VARIANTS.replace("SHORT", repr(short))],
+        [sys.executable, "-c", VARIANTS],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -69,12 +67,11 @@ def test_variants_are_checked_then_timed() -> None:
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     told = {name: (float(value), unit) for name, value, unit in (line.split("|") for line in ran.stdout.splitlines())}
-    assert told[f"prefill bits repeat, {short}"] == (1.0, "of 1")
     assert told["replay leaves the bits of steps, by halves"] == (1.0, "of 1")
     assert all(value < 1e-5 for value, unit in told.values() if unit == "relative")
     assert not [name for name, (_, unit) in told.items() if unit == "failed"]
     best = [name for name in told if ": best, " in name]
-    assert len(best) == 5  # a prefill, a step, replays of three counts
+    assert len(best) == 4  # a step, replays of three counts
 
 
 def test_compare_divides_second_by_first(tmp_path: Path) -> None:
@@ -104,13 +101,20 @@ def test_plan_covers_every_token_once() -> None:
 
 
 def test_spans_cover_every_chunk_once_and_go_on_where_sequences_do() -> None:
-    plan = make_plan((150, 64, 5), span_tokens=2 * CHUNK)
+    plan = make_plan((75, 32, 3), span_tokens=2 * CHUNK)
     chunks = [c for span in plan.spans for c in range(span.first, span.first + span.chunks)]
     assert chunks == list(range(plan.chunks))
     assert [span.segment_first.tolist() for span in plan.spans] == [[0, 2], [0, 1, 2], [0, 1]]
     assert [span.segment_final.tolist() for span in plan.spans] == [[0], [0, 1], [2]]
     assert [span.segment_goes_on.tolist() for span in plan.spans] == [[0], [1, 0], [0]]
-    assert len(make_plan((150, 64, 5)).spans) == 1
+    assert len(make_plan((75, 32, 3)).spans) == 1
+
+
+def test_a_lone_sequence_goes_in_short_spans_and_many_in_long_ones() -> None:
+    assert [span.chunks * CHUNK for span in make_plan((8192,)).spans] == [2048] * 4
+    assert len(make_plan((1024,) * 8).spans) == 1
+    assert max(span.chunks * CHUNK for span in make_plan((8192,) * 9).spans) == 32_768
+    assert len(make_plan((8192,), segments=8).spans) == 1
 
 
 def test_plan_refuses_checkpoints_outside() -> None:

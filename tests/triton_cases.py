@@ -16,11 +16,10 @@ from forebay.kernels.bench_inputs import pages, relative
 from forebay.kernels.bench_inputs import prefill as random_prefill
 from forebay.kernels.bench_inputs import tokens as random_tokens
 from forebay.kernels.kda_batch import Layer, Prefilled
-from forebay.kernels.kda_fused_triton import FUSED_CHUNK
 from forebay.kernels.kda_plan import CHUNK, make_plan
 from forebay.kernels.shapes import Gate
 
-HEADS, DIM, SHORT = 2, 32, FUSED_CHUNK
+HEADS, DIM = 2, 32
 CPU = torch.device("cpu")
 
 
@@ -39,53 +38,53 @@ def worst(found: Prefilled, right: Prefilled) -> float:
     return max(relative(a, b) for a, b in pairs)
 
 
-def prefill(gate: Gate, segments: int, chunk: int = CHUNK) -> float:
+def prefill(gate: Gate, segments: int) -> float:
     """Three sequences, checkpoints on and off the grid of chunks, gates from open to shut."""
     of = layer(gate)
-    plan = make_plan((150, 64, 5), ((32, 64, 100), (64,), ()), segments, chunk=chunk)
+    plan = make_plan((150, 64, 5), ((32, 64, 100), (64,), ()), segments)
     q, k, v, z, beta = random_prefill(plan.tokens, of, torch.float32)
     given = (q, k, v, z * 3, beta)
     before = state(3)
     return worst(fast.prefill(*given, of, plan, before), twin.prefill(*given, of, plan, before))
 
 
-def equal_keys(raw: float, chunk: int = CHUNK) -> float:
+def equal_keys(raw: float) -> float:
     """All keys alike and beta near 1: the hardest inverse; without decay, or with the most there is."""
     of = layer()
     q, k, v, _, beta = random_prefill(CHUNK, of, torch.float32)
     given = (q, k[:1].expand_as(k).contiguous(), v, torch.full_like(q, raw), beta + 4)
-    plan = make_plan((CHUNK,), chunk=chunk)
+    plan = make_plan((CHUNK,))
     return worst(fast.prefill(*given, of, plan, state(1) * 0), twin.prefill(*given, of, plan, None))
 
 
-def split(chunk: int = CHUNK) -> float:
+def split(gate: Gate) -> float:
     """Two prefills that meet at a chunk's end leave the bits of one; so does the checkpoint there."""
-    of, before = layer(), state(1)
-    given = random_prefill(2 * chunk + 10, of, torch.float32)
-    whole = fast.prefill(*given, of, make_plan((2 * chunk + 10,), ((chunk,),), chunk=chunk), before)
-    first = fast.prefill(*(x[:chunk] for x in given), of, make_plan((chunk,), chunk=chunk), before)
-    second = fast.prefill(*(x[chunk:] for x in given), of, make_plan((chunk + 10,), chunk=chunk), first.state)
+    of, before = layer(gate), state(1)
+    given = random_prefill(2 * CHUNK + 10, of, torch.float32)
+    whole = fast.prefill(*given, of, make_plan((2 * CHUNK + 10,), ((CHUNK,),)), before)
+    first = fast.prefill(*(x[:CHUNK] for x in given), of, make_plan((CHUNK,)), before)
+    second = fast.prefill(*(x[CHUNK:] for x in given), of, make_plan((CHUNK + 10,)), first.state)
     same = torch.equal(whole.o, torch.cat((first.o, second.o))) and torch.equal(whole.state, second.state)
     return 0.0 if same and torch.equal(whole.checkpoints, first.state) else 1.0
 
 
 def by_channels() -> float:
-    """Short chunks whose channels are taken a few at a time: w passes through memory."""
-    of, before, plan = layer(), state(1), make_plan((70,), chunk=SHORT)
+    """Chunks whose channels are taken a few at a time."""
+    of, before, plan = layer(), state(1), make_plan((70,))
     given = random_prefill(70, of, torch.float32)
     few = dataclasses.replace(fast.TUNED, fused_channels=DIM // 2)
     return worst(fast.prefill(*given, of, plan, before, few), twin.prefill(*given, of, plan, before))
 
 
-def spans(chunk: int, given_state: bool) -> float:
+def spans(gate: Gate, given_state: bool) -> float:
     """A batch in spans that cut sequences leaves the bits of the same batch at once."""
-    of = layer()
+    of = layer(gate)
     lengths, kept = (150, 64, 5, 70), ((32, 64, 100), (64,), (), (65,))
     q, k, v, z, beta = random_prefill(sum(lengths), of, torch.float32)
     given = (q, k, v, z * 3, beta)
     before = state(4) if given_state else None
-    whole = fast.prefill(*given, of, make_plan(lengths, kept, chunk=chunk), before)
-    plan = make_plan(lengths, kept, chunk=chunk, span_tokens=2 * chunk)
+    whole = fast.prefill(*given, of, make_plan(lengths, kept), before)
+    plan = make_plan(lengths, kept, span_tokens=2 * CHUNK)
     cut = fast.prefill(*given, of, plan, before)
     pairs = ((whole.o, cut.o), (whole.state, cut.state), (whole.checkpoints, cut.checkpoints))
     same = len(plan.spans) > 2 and all(torch.equal(a, b) for a, b in pairs)
@@ -152,16 +151,11 @@ CASES: dict[str, Callable[[], float]] = {
     "prefill-softplus-segments": lambda: prefill("softplus", 2),
     "prefill-equal-keys-open": lambda: equal_keys(-30.0),
     "prefill-equal-keys-shut": lambda: equal_keys(30.0),
-    "prefill-split": split,
-    "prefill-short-chunks": lambda: prefill("bounded", 1, SHORT),
-    "prefill-short-chunks-segments": lambda: prefill("bounded", 2, SHORT),
-    "prefill-short-chunks-softplus": lambda: prefill("softplus", 1, SHORT),
-    "prefill-short-chunks-equal-keys-open": lambda: equal_keys(-30.0, SHORT),
-    "prefill-short-chunks-equal-keys-shut": lambda: equal_keys(30.0, SHORT),
-    "prefill-short-chunks-by-channels": by_channels,
-    "prefill-short-chunks-split": lambda: split(SHORT),
-    "prefill-spans": lambda: spans(CHUNK, True),
-    "prefill-short-chunks-spans": lambda: spans(SHORT, False),
+    "prefill-by-channels": by_channels,
+    "prefill-split": lambda: split("bounded"),
+    "prefill-split-softplus": lambda: split("softplus"),
+    "prefill-spans": lambda: spans("bounded", True),
+    "prefill-spans-softplus-from-zero": lambda: spans("softplus", False),
     "prefill-from-projection": from_projection,
     "step-bounded": lambda: step("bounded", False),
     "step-bounded-halves": lambda: step("bounded", True),

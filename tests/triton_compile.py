@@ -9,7 +9,6 @@ import triton.language as tl
 from triton_measure import taken
 
 from forebay.kernels import (
-    kda_bounded_triton,
     kda_chunks_triton,
     kda_fused_triton,
     kda_replay_triton,
@@ -19,6 +18,7 @@ from forebay.kernels import (
     kda_steps_triton,
 )
 from forebay.kernels.kda_plan import CHUNK
+from forebay.kernels.kda_prefill_triton import LEVELS
 from forebay.kernels.kda_tuning import TUNED
 
 LOW, MID, D, H = tl.bfloat16, tl.float16, 128, 96
@@ -37,56 +37,30 @@ FP32 = (
     "A_log", "dt_bias", "decay", "quarters", "state_in", "state_out", "kept", "transition", "from_zero", "segment_in",
     "states", "taps", "norm_weight", "prepared",
 )  # fmt: skip
-FP16 = ("strict", "signs", "sums")
+FP16 = ("strict", "sums")
 SCALARS = {"lower": "fp32", "eps": "fp32"}
 
 T = TUNED
+SCAN = {
+    "BV": T.scan_columns, "C": CHUNK, "SPANS": True, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages,
+}  # fmt: skip
 LAUNCHES = {
-    "quarters": (kda_bounded_triton.quarter_kernel, 1, {"QUARTER": 16, "MID": MID, "FAST": True, "C": CHUNK}),
-    "bounded": (
-        kda_bounded_triton.bounded_chunk_kernel,
-        T.chunk_warps,
-        {"DP": T.chunk_channels, "C": CHUNK, "HALF": 32, "LOW": LOW, "MID": MID, "FAST": True},
-    ),
-    "softplus": (
-        kda_chunks_triton.chunk_kernel,
-        8,
-        {"DP": 32, "C": CHUNK, "B": kda_chunks_triton.BLOCK, "LOW": LOW, "PRECISION": "tf32"},
-    ),
     "fused": (
         kda_fused_triton.fused_chunk_kernel,
         T.fused_warps,
-        {"DP": T.fused_channels, "C": 32, "LEVELS": 5, "LOW": LOW, "MID": MID, "FAST": True},
+        {"DP": T.fused_channels, "C": CHUNK, "LEVELS": LEVELS, "LOW": LOW, "MID": MID, "FAST": True},
     ),
-    "fused-four-warps": (
-        kda_fused_triton.fused_chunk_kernel,
+    "softplus": (
+        kda_chunks_triton.chunk_kernel,
         4,
-        {"DP": 64, "C": 32, "LEVELS": 5, "LOW": LOW, "MID": MID, "FAST": True},
+        {"DP": 32, "C": CHUNK, "B": kda_chunks_triton.BLOCK, "LOW": LOW, "PRECISION": "tf32"},
     ),
-    "solve": (kda_solve_triton.solve_kernel, T.solve_warps, {"C": CHUNK, "LEVELS": 6, "LOW": LOW, "MID": MID}),
-    "scan": (
-        kda_scan_triton.scan_kernel,
-        T.scan_warps,
-        {
-            "BV": T.scan_columns, "C": CHUNK, "TILE": CHUNK * D, "FROM_ZERO": False, "CHECKPOINTS": True,
-            "SPANS": False, "PAIRED": False, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages,
-        },
-    ),
-    "scan-short-chunks": (
-        kda_scan_triton.scan_kernel,
-        4,
-        {
-            "BV": 64, "C": 32, "TILE": 4 * 32 * D, "FROM_ZERO": False, "CHECKPOINTS": True,
-            "SPANS": True, "PAIRED": True, "LOW": LOW, "PRECISION": "tf32", "STAGES": 3,
-        },
-    ),
+    "solve": (kda_solve_triton.solve_kernel, T.solve_warps, {"C": CHUNK, "LEVELS": LEVELS, "LOW": LOW, "MID": MID}),
+    "scan": (kda_scan_triton.scan_kernel, T.scan_warps, {**SCAN, "FROM_ZERO": False, "CHECKPOINTS": True}),
     "reduce": (
         kda_scan_triton.reduce_kernel,
         T.reduce_warps,
-        {
-            "BV": T.reduce_columns, "C": CHUNK, "TILE": CHUNK * D, "LOW": LOW, "PRECISION": "tf32",
-            "STAGES": T.scan_stages,
-        },
+        {"BV": T.reduce_columns, "C": CHUNK, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages},
     ),
     "compose": (kda_scan_triton.compose_kernel, 8, {"BV": 16, "FROM_ZERO": False, "PRECISION": "tf32x3"}),
     "step": (
