@@ -172,7 +172,7 @@ def _route(args: argparse.Namespace) -> int:
 
 def _add_shapes(verbs: Any) -> None:
     shapes = _add(verbs, "shapes", _shapes, "Print what a model shape weighs: layers, states, cache, pages, FLOPs.")
-    shapes.add_argument("name", help="a released shape (k3.1-pro, k3, kimi-linear-48b) or a model folder")
+    shapes.add_argument("name", help="a released shape (k3.1-pro, k3, kimi-linear-48b, k3.1-slice) or a model folder")
 
 
 def _shapes(args: argparse.Namespace) -> int:
@@ -288,6 +288,7 @@ def _add_bench(verbs: Any) -> None:
     classes.add_argument("--requests", type=int, default=100, metavar="N", help="interactive requests (default 100)")
     classes.add_argument("--json", type=Path, metavar="F", help="write the rows to this file as well")
     _add_bench_kernels(bench)
+    _add_bench_engine(bench)
     index = _add(bench, "index", _bench_index, "Hit rates of the store's index on a recorded trace, without a model.")
     _add_bench_index_flags(index)
 
@@ -306,6 +307,18 @@ def _bench_store(args: argparse.Namespace) -> int:
     from forebay.cluster.bench import bench_store
 
     return bench_store(args.folder, args.json)
+
+
+def _add_bench_engine(bench: Any) -> None:
+    from forebay.workers.bench_engine import add_arguments
+
+    add_arguments(_add(bench, "engine", _bench_engine, "Decode and prefill of one model on one device, by floors."))
+
+
+def _bench_engine(args: argparse.Namespace) -> int:
+    from forebay.workers.bench_engine import run
+
+    return run(args)
 
 
 def _add_bench_index_flags(parser: argparse.ArgumentParser) -> None:
