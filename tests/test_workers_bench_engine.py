@@ -14,8 +14,8 @@ from forebay.kernels import floors
 from forebay.kernels.models import KIMI_LINEAR_48B
 from forebay.workers import bench_engine, cache_rate, engine_plan, engine_start
 from forebay.workers.engine_make import make_engine
-from forebay.workers.engine_plan import DEMO, SMALL, WHOLE, shape_of
-from forebay.workers.engine_rows import EngineBench, Mode
+from forebay.workers.engine_plan import DEMO, SMALL, WHOLE, Mode, shape_of
+from forebay.workers.engine_rows import EngineBench
 
 CPU = torch.device("cpu")
 BLOCKED = """
@@ -28,8 +28,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 from dataclasses import replace
 from forebay.workers import bench_engine, engine_plan
-engine_plan.SMALL = replace(engine_plan.SMALL, steps=2, decode=((1, 64), (8, 64)), profiled=((8, 64),), prefill=(96,),
-                            chunk_tokens=64, warm=(96, 32))
+engine_plan.SMALL = replace(engine_plan.SMALL, steps=2, repeats=1, decode=((1, 64), (8, 64)), profiled=((8, 64),),
+                            prefill=(96,), chunk_tokens=64, warm=(96, 32))
 sys.argv = ["bench", "--device", "cpu", "--parts", "decode", "prefill", "warm", "--json", sys.argv[1]]
 raise SystemExit(bench_engine.main())
 """

@@ -16,6 +16,7 @@ from forebay.ops import bench_report
 from forebay.ops.bench_report import Row
 
 SHAPES = ("demo", "kimi-linear-48b", "k3.1-slice")
+MODES = ("fast", "exact")
 PARTS = ("start", "decode", "prefill", "warm")
 
 
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of torch on a CPU (default 1, as a worker has)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: those of the device")
     parser.add_argument("--json", type=Path, metavar="F", help="also write the record to this file")
 
 
@@ -39,23 +41,23 @@ def run(args: argparse.Namespace) -> int:
         return 2
     if device == "cpu":
         torch.set_num_threads(args.threads)
-    made = bench_report.report(_told(args.shape, device, args.parts))
+    made = bench_report.report(_told(args.shape, device, args.parts, args.modes))
     print(bench_report.table(made))
     if args.json:
         bench_report.write_json(made, args.json)
     return 0
 
 
-def _told(name: str, device_type: str, parts: list[str]) -> Iterator[Row]:
+def _told(name: str, device_type: str, parts: list[str], modes: list[str]) -> Iterator[Row]:
     """Each row also at once, as progress: a run that is cut short has told what it measured."""
     began = time.perf_counter()
-    for row in _rows(name, device_type, parts):
+    for row in _rows(name, device_type, parts, modes):
         print(f"{time.perf_counter() - began:6.1f} s  {row.name}: {row.value:.4g} {row.unit}", file=sys.stderr)
         sys.stderr.flush()
         yield row
 
 
-def _rows(name: str, device_type: str, parts: list[str]) -> Iterator[Row]:
+def _rows(name: str, device_type: str, parts: list[str], modes: list[str]) -> Iterator[Row]:
     import torch
 
     from forebay.workers.engine_make import make_engine, modes_of
@@ -63,11 +65,13 @@ def _rows(name: str, device_type: str, parts: list[str]) -> Iterator[Row]:
     from forebay.workers.engine_rows import EngineBench
     from forebay.workers.engine_start import start_rows
 
-    device, shape, plan = torch.device(device_type), shape_of(name), plan_for(device_type)
-    for mode in modes_of(device):
+    device, shape = torch.device(device_type), shape_of(name)
+    chosen = [mode for mode in modes_of(device) if mode in modes]
+    for mode in chosen:
         if "start" in parts:  # before this process holds weights: the started one needs the device's memory
             yield from start_rows(shape, mode, device_type)
-    for mode in modes_of(device):
+    for mode in chosen:
+        plan = plan_for(device_type, mode)
         bench = EngineBench(make_engine(mode, shape, plan, device), shape, plan, device)
         for part in ("decode", "prefill", "warm"):
             if part in parts:

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from forebay.kernels import moe
 from forebay.workers import attention, model, step_pages
-from forebay.workers.engine_rows import Mode
+from forebay.workers.engine_plan import Mode
 from forebay.workers.made_contexts import Contexts, made_contexts
 from forebay.workers.model import Model
 from forebay.workers.residual import Trace

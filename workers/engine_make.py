@@ -4,8 +4,8 @@ import torch
 
 from forebay.kernels.shapes import ModelShape
 from forebay.workers.engine_exact import ExactEngine
-from forebay.workers.engine_plan import Plan
-from forebay.workers.engine_rows import Engine, Mode
+from forebay.workers.engine_plan import Mode, Plan
+from forebay.workers.engine_rows import Engine
 from forebay.workers.model import Model
 from forebay.workers.random_weights import random_weights
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 from forebay.kernels.models import KIMI_LINEAR_48B, SHAPES
 from forebay.kernels.shapes import ModelShape
@@ -9,6 +10,7 @@ from forebay.ops.bench_report import Reference
 from forebay.workers.demo import TRAINED_FOLDER
 from forebay.workers.hf_config import read_config
 
+Mode = Literal["exact", "fast"]
 DEMO = "demo"
 KI = 1 << 10
 
@@ -17,11 +19,13 @@ KI = 1 << 10
 class Plan:
     """`decode`: (sequences, tokens of context each). `prefill`: tokens of one prompt. `warm`: (tokens that are there
     already, new ones). `start`: the first prompt's tokens. `profiled`: the decode rows whose operators are timed.
+    Decode rows are of `steps` steps, the others medians of `repeats` runs.
     """
 
     block_tokens: int
     chunk_tokens: int
     steps: int
+    repeats: int
     decode: tuple[tuple[int, int], ...]
     profiled: tuple[tuple[int, int], ...]
     prefill: tuple[int, ...]
@@ -33,16 +37,21 @@ WHOLE = Plan(
     block_tokens=512,
     chunk_tokens=8 * KI,
     steps=64,
+    repeats=3,
     decode=((1, KI), (8, KI), (32, KI), (128, KI), (1, 32 * KI), (8, 32 * KI), (32, 32 * KI), (1, 128 * KI)),
     profiled=((1, KI), (8, KI), (32, KI), (128, KI), (1, 128 * KI)),
     prefill=(KI, 8 * KI, 32 * KI, 128 * KI),
     warm=(32 * KI, 512),
     start=KI,
 )
+EXACT = replace(WHOLE, steps=8, repeats=1, prefill=(KI, 8 * KI, 32 * KI))
+"""Of the mode that is there to be right: its longest prefill alone takes minutes."""
+
 SMALL = Plan(
     block_tokens=32,
     chunk_tokens=256,
     steps=16,
+    repeats=3,
     decode=((1, 256), (8, 256), (32, 256), (1, 2 * KI), (8, 2 * KI)),
     profiled=((1, 256), (8, 256)),
     prefill=(256, KI, 2 * KI),
@@ -51,9 +60,11 @@ SMALL = Plan(
 )
 
 
-def plan_for(device_type: str) -> Plan:
+def plan_for(device_type: str, mode: Mode) -> Plan:
     """Everything on a GPU; on a CPU what takes seconds with the demo shape."""
-    return WHOLE if device_type == "cuda" else SMALL
+    if device_type != "cuda":
+        return SMALL
+    return WHOLE if mode == "fast" else EXACT
 
 
 def shape_of(name: str) -> ModelShape:

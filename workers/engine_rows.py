@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,13 +19,11 @@ from forebay.kernels.shapes import ModelShape
 from forebay.kvstore.layout import Layout
 from forebay.ops.bench_report import Reference, Row
 from forebay.workers import cache_rate
-from forebay.workers.engine_plan import VLLM_DECODE, VLLM_PREFILL_S, VLLM_WARM_S, Plan, published
+from forebay.workers.engine_plan import VLLM_DECODE, VLLM_PREFILL_S, VLLM_WARM_S, Mode, Plan, published
 from forebay.workers.made_contexts import Contexts, empty_contexts
 
-Mode = Literal["exact", "fast"]
 Shares = dict[str, float]
 WARM_UPS = 3
-REPEATS = 3
 PROFILED_STEPS = 4
 
 
@@ -107,7 +105,7 @@ class EngineBench:
 
     def prefill(self) -> Iterator[Row]:
         for tokens in self.plan.prefill:
-            times = [self._prefill_ms(tokens, seed) for seed in range(1 + REPEATS)]
+            times = [self._prefill_ms(tokens, seed) for seed in range(1 + self.plan.repeats)]
             ms, what = median(times[1:]), f"a prompt of {count(tokens)}"
             vllm = VLLM_PREFILL_S.get(tokens)
             rate = None if vllm is None else tokens / vllm
@@ -126,7 +124,7 @@ class EngineBench:
     def warm(self) -> Iterator[Row]:
         prefix, new = self.plan.warm
         times = []
-        for seed in range(1 + REPEATS):
+        for seed in range(1 + self.plan.repeats):
             contexts, ids = self.engine.made_contexts(1, prefix, prefix + new), self._ids(new, seed)
             times.append(self._ms(lambda c=contexts, i=ids: self.engine.prefill(c, i, prefix)))  # type: ignore[misc]
         ms, what = median(times[1:]), f"{new} tokens after a made-up prefix of {count(prefix)}"

@@ -15,8 +15,7 @@ import torch
 from forebay.kernels.shapes import ModelShape
 from forebay.ops.bench_report import Row
 from forebay.workers.engine_make import make_engine
-from forebay.workers.engine_plan import VLLM_START_S, plan_for, published, shape_of
-from forebay.workers.engine_rows import Mode
+from forebay.workers.engine_plan import VLLM_START_S, Mode, plan_for, published, shape_of
 from forebay.workers.made_contexts import empty_contexts
 
 TIMEOUT_S = 300.0
@@ -49,7 +48,7 @@ def _seconds(shape: str, mode: Mode, device: str, cache: str) -> float:
 def main(name: str, mode: Mode, device_type: str) -> int:
     if device_type == "cpu":
         torch.set_num_threads(1)
-    shape, plan, device = shape_of(name), plan_for(device_type), torch.device(device_type)
+    shape, plan, device = shape_of(name), plan_for(device_type, mode), torch.device(device_type)
     engine = make_engine(mode, shape, plan, device)
     ids = torch.randint(0, shape.vocab, (plan.start,), generator=torch.Generator().manual_seed(0)).to(device)
     token = engine.prefill(empty_contexts(engine.layout, device, 1, plan.start), ids, 0)
