@@ -312,7 +312,7 @@ def _bench_store(args: argparse.Namespace) -> int:
 def _add_bench_engine(bench: Any) -> None:
     from forebay.workers.bench_engine import add_arguments
 
-    add_arguments(_add(bench, "engine", _bench_engine, "Decode and prefill of one model on one device, by floors."))
+    add_arguments(_add(bench, "engine", _bench_engine, "One model on one device: decode, prefill, start."))
 
 
 def _bench_engine(args: argparse.Namespace) -> int:

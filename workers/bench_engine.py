@@ -11,9 +11,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forebay.ops import bench_report
 from forebay.ops.bench_report import Row
+
+if TYPE_CHECKING:  # the command's flags need no torch
+    import torch
+
+    from forebay.kernels.shapes import ModelShape
+    from forebay.workers.engine_plan import Mode
 
 SHAPES = ("demo", "kimi-linear-48b", "k3.1-slice")
 MODES = ("fast", "exact")
@@ -24,8 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="demo", help="default demo; the others need a GPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of torch on a CPU (default 1, as a worker has)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: those of the device")
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=f"of {', '.join(PARTS)} (default all)")
+    add(
+        "--modes", nargs="+", choices=MODES, default=MODES, metavar="MODE", help="fast, exact (default those there are)"
+    )
     parser.add_argument("--json", type=Path, metavar="F", help="also write the record to this file")
 
 
@@ -60,9 +70,8 @@ def _told(name: str, device_type: str, parts: list[str], modes: list[str]) -> It
 def _rows(name: str, device_type: str, parts: list[str], modes: list[str]) -> Iterator[Row]:
     import torch
 
-    from forebay.workers.engine_make import make_engine, modes_of
-    from forebay.workers.engine_plan import plan_for, shape_of
-    from forebay.workers.engine_rows import EngineBench
+    from forebay.workers.engine_make import modes_of
+    from forebay.workers.engine_plan import shape_of
     from forebay.workers.engine_start import start_rows
 
     device, shape = torch.device(device_type), shape_of(name)
@@ -71,11 +80,20 @@ def _rows(name: str, device_type: str, parts: list[str], modes: list[str]) -> It
         if "start" in parts:  # before this process holds weights: the started one needs the device's memory
             yield from start_rows(shape, mode, device_type)
     for mode in chosen:
-        plan = plan_for(device_type, mode)
-        bench = EngineBench(make_engine(mode, shape, plan, device), shape, plan, device)
-        for part in ("decode", "prefill", "warm"):
-            if part in parts:
-                yield from getattr(bench, part)()
+        yield from _passes(mode, shape, device, parts)
+
+
+def _passes(mode: "Mode", shape: "ModelShape", device: "torch.device", parts: list[str]) -> Iterator[Row]:
+    """Of one engine, which is gone before the next is made."""
+    from forebay.workers.engine_make import make_engine
+    from forebay.workers.engine_plan import plan_for
+    from forebay.workers.engine_rows import EngineBench
+
+    plan = plan_for(device.type, mode)
+    bench = EngineBench(make_engine(mode, shape, plan, device), shape, plan, device)
+    for part, rows in (("decode", bench.decode), ("prefill", bench.prefill), ("warm", bench.warm)):
+        if part in parts:
+            yield from rows()
 
 
 def main() -> int:

@@ -86,7 +86,7 @@ class ExactEngine:
         GPU, launches and gaps not counted; else in all."""
         on_gpu = self.model.device.type == "cuda"
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-        with _labelled(), profile(activities=activities) as seen:
+        with _labelled(), profile(activities=activities, acc_events=True) as seen:
             for step in range(steps):
                 with record_function("step"):
                     self._step(contexts, ids, contexts.tokens + step).argmax(1).cpu()

@@ -18,14 +18,15 @@ KI = 1 << 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`decode`: (sequences, tokens of context each). `prefill`: tokens of one prompt. `warm`: (tokens that are there
-    already, new ones). `start`: the first prompt's tokens. `profiled`: the decode rows whose operators are timed.
-    Decode rows are of `steps` steps, the others medians of `repeats` runs.
+    already, new ones). `start`: the first prompt's tokens. `profiled`: the decode rows whose operators are timed, over
+    `profiled_steps` steps. Decode rows are of `steps` steps, the others medians of `repeats` runs.
     """
 
     block_tokens: int
     chunk_tokens: int
     steps: int
     repeats: int
+    profiled_steps: int = 4
     decode: tuple[tuple[int, int], ...]
     profiled: tuple[tuple[int, int], ...]
     prefill: tuple[int, ...]
@@ -44,8 +45,8 @@ WHOLE = Plan(
     warm=(32 * KI, 512),
     start=KI,
 )
-EXACT = replace(WHOLE, steps=8, repeats=1, prefill=(KI, 8 * KI, 32 * KI))
-"""Of the mode that is there to be right: its longest prefill alone takes minutes."""
+EXACT = replace(WHOLE, steps=4, repeats=1, profiled=((8, KI),), profiled_steps=1, prefill=(KI, 8 * KI, 32 * KI))
+"""Of the mode that is there to be right: its longest prefill alone takes minutes, a profile of a step many seconds."""
 
 SMALL = Plan(
     block_tokens=32,

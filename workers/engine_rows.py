@@ -24,7 +24,6 @@ from forebay.workers.made_contexts import Contexts, empty_contexts
 
 Shares = dict[str, float]
 WARM_UPS = 3
-PROFILED_STEPS = 4
 
 
 class Engine(Protocol):
@@ -69,7 +68,7 @@ class EngineBench:
 
     def _decode(self, batch: int, tokens: int) -> Iterator[Row]:
         steps = self.plan.steps
-        contexts = self.engine.made_contexts(batch, tokens, tokens + WARM_UPS + steps + PROFILED_STEPS + 1)
+        contexts = self.engine.made_contexts(batch, tokens, tokens + WARM_UPS + steps + 1)
         ids = self._ids(batch, seed=batch)
         met = distinct(self.engine.chosen(contexts, ids))
         run = self.engine.decoding(contexts, ids)
@@ -88,7 +87,9 @@ class EngineBench:
             Reference(name="expected", value=expected),
         )
         if (batch, tokens) in self.plan.profiled:
-            yield from self._operators(self.engine.operators_ms(contexts, ids, PROFILED_STEPS), ms, work, what)
+            yield from self._operators(
+                self.engine.operators_ms(contexts, ids, self.plan.profiled_steps), ms, work, what
+            )
 
     def _operators(self, spent: Shares, step_ms: float, work: dict[str, Work], what: str) -> Iterator[Row]:
         """On a CPU as shares of the step as it is without a profiler; on a GPU kernels, and what is not covered."""
