@@ -45,8 +45,8 @@ WHOLE = Plan(
     warm=(32 * KI, 512),
     start=KI,
 )
-EXACT = replace(WHOLE, steps=4, repeats=1, profiled=((8, KI),), profiled_steps=1, prefill=(KI, 8 * KI, 32 * KI))
-"""Of the mode that is there to be right: its longest prefill alone takes minutes, a profile of a step many seconds."""
+EXACT = replace(WHOLE, steps=4, repeats=1, profiled_steps=1, prefill=(KI, 8 * KI, 32 * KI))
+"""Of the mode that is there to be right: its longest prefill alone takes minutes."""
 
 SMALL = Plan(
     block_tokens=32,

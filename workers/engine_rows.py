@@ -30,6 +30,7 @@ class Engine(Protocol):
     """What is measured: passes over contexts of its own pool. ids are int64 on the device."""
 
     mode: Mode
+    rest: str
 
     @property
     def layout(self) -> Layout: ...
@@ -50,8 +51,7 @@ class Engine(Protocol):
         ...
 
     def operators_ms(self, contexts: Contexts, ids: Tensor, steps: int) -> Shares:
-        """A step's time by operator of `floors` (or several, joined by commas), and the rest by other names: on a GPU
-        what kernels took there, on a CPU what the profiler saw, itself included."""
+        """A step's time by operator of `floors`, or several of them, joined by commas. `rest` names all others."""
         ...
 
 
@@ -92,12 +92,8 @@ class EngineBench:
             )
 
     def _operators(self, spent: Shares, step_ms: float, work: dict[str, Work], what: str) -> Iterator[Row]:
-        """On a CPU as shares of the step as it is without a profiler; on a GPU kernels, and what is not covered."""
-        seen = sum(spent.values())
-        if self.device.type == "cuda":
-            spent = {**spent, "launches and gaps": max(0.0, step_ms - seen)}
-        else:
-            spent = {names: ms * step_ms / seen for names, ms in spent.items()}
+        """The largest first. What is left of the step, which was timed with nobody looking, is the rest's."""
+        spent = {**spent, self.engine.rest: max(0.0, step_ms - sum(spent.values()))}
         for names, ms in sorted(spent.items(), key=lambda each: -each[1]):
             own = {name: work[name] for name in names.split(", ") if name in work}
             if ms > 0:

@@ -1,0 +1,54 @@
+"""Operators are timed from outside: each without those inside it, and their functions are as they were afterwards."""
+
+import itertools
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from forebay.workers.operator_times import Operators, OperatorTimes
+
+
+def test_an_operator_takes_what_those_inside_it_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is a second: a call takes one, and two more for each call inside it."""
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    code = SimpleNamespace(inner=lambda x: x + 1, outer=lambda x: code.inner(code.inner(x)), other=lambda: None)
+    before = dict(vars(code))
+    operators = Operators(
+        places={"layer": ((code, "outer"), (code, "other")), "heart": ((code, "inner"),)},
+        inside={"heart": "layer"},
+        rest="rest",
+    )
+    times = OperatorTimes(operators, torch.device("cpu"), in_graph=False)
+    with times.watching():
+        code.other()
+        times.restart()
+        assert code.outer(1) == 3
+        code.other()
+    assert vars(code) == before
+    assert times.ms() == {"layer": 3000 + 2000 - 2000 + 1000, "heart": 2000}
+
+
+def test_the_second_of_two_equal_steps_can_be_kept() -> None:
+    code = SimpleNamespace(step=lambda: None)
+    operators = Operators(places={"step": ((code, "step"),)}, inside={}, rest="rest")
+    times = OperatorTimes(operators, torch.device("cpu"), in_graph=False)
+    with times.watching():
+        code.step()
+        code.step()
+    both = times.ms()["step"]
+    times.keep_last_half()
+    assert 0 <= times.ms()["step"] < both
+
+
+def test_functions_come_back_after_an_error_too() -> None:
+    def fails() -> None:
+        raise ValueError("as planned")
+
+    code = SimpleNamespace(step=fails)
+    operators = Operators(places={"step": ((code, "step"),)}, inside={}, rest="rest")
+    with pytest.raises(ValueError, match="planned"), OperatorTimes(operators, torch.device("cpu"), False).watching():
+        code.step()
+    assert code.step is fails
