@@ -253,12 +253,15 @@ class Directory:
         """What has to go for it, or None where it is to stay outside."""
         table = self.table
         fits = unit.n_pages <= table.geometry.unit_pages and len(unit.label.keys) <= table.geometry.run_keys
-        if not fits or not (table.state == FREE).any():
+        if not fits:
             return None
-        if unit.n_pages <= table.get("n_free"):
+        if not self._missing(unit):
             return []
         self._end(dead_workers(table, self._is_alive))
-        missing = unit.n_pages - table.get("n_free")
-        if missing <= 0:
-            return []
-        return victims(table, missing, table.geometry.n_pages // SPARE_SHARE, unit.worth)
+        missing = self._missing(unit)
+        return victims(table, missing, table.geometry.n_pages // SPARE_SHARE, unit.worth) if missing else []
+
+    def _missing(self, unit: Unit) -> int:
+        """How many pages have to go for it. One at least where all entries are taken, as when all hold the fewest."""
+        pages = max(0, unit.n_pages - self.table.get("n_free"))
+        return pages or int(not (self.table.state == FREE).any())

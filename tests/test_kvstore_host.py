@@ -152,3 +152,16 @@ def test_no_host_tier_no_file(tmp_path: Path) -> None:
     serve(memory, [9] * 40)
     assert list(tmp_path.iterdir()) == []
     assert memory.store.stats().evicted_pages.keys() == {("device", "dropped")}
+
+
+def test_a_host_full_of_the_smallest_units_takes_new_ones(tmp_path: Path) -> None:
+    """Then every entry is taken, and not only every page."""
+    changes = {"write": "write_through", "checkpoints": "interval:1000", "host_bytes": 20 * LAYOUT.page_bytes}
+    memory = make_memory(LAYOUT, replace(config(tmp_path), **changes), "twin")  # type: ignore[arg-type]
+    for first in range(12):
+        ids = [first] * 12
+        serve(memory, ids)
+        key = memory.store.chain(ids).keys[-1]
+        memory.settle()
+        assert memory.store._tiers.host.span("latent", key) is not None, f"prompt {first}"
+    memory.close()
