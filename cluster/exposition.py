@@ -79,6 +79,10 @@ def _store_samples(store: Any, labels: Mapping[str, str]) -> Iterator[Sample]:
             yield _sample("pages", at, getattr(tier, f"{state}_pages"))
     for name, n_bytes in store.restored_bytes.items():
         yield _sample("restored_bytes_total", {**labels, "tier": TIER_LABELS[name]}, n_bytes)
+    for name, seconds in store.restore_s.items():
+        yield _sample("restore_seconds_total", {**labels, "tier": TIER_LABELS[name]}, seconds)
+    for name, n_bytes in store.prefetched_bytes.items():
+        yield _sample("prefetched_bytes_total", {**labels, "tier": TIER_LABELS[name]}, n_bytes)
     yield _sample("ssd_bytes", {**labels, "state": "held"}, store.ssd_held_bytes)
     yield _sample("ssd_bytes", {**labels, "state": "queued"}, store.ssd_queued_bytes)
     for reason, number in store.ssd_events.items():

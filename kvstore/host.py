@@ -96,6 +96,11 @@ class HostPool:
         else:
             self._note(move.target_pages, answer)
 
+    def claim(self, move: Move, spill: Spill | None) -> Place | None:
+        """Room for a unit that comes up from below, to be published. None where it is here already, or has no room."""
+        answer = self._room(self._unit(move), spill)
+        return answer if isinstance(answer, Place) else None
+
     def restore(self, device: DevicePool, move: Move) -> list[int]:
         """Copy pages up: returns those that are gone or whose bytes are not what was saved, [] where all arrived."""
         wrong = []

@@ -6,13 +6,13 @@ blocks of the prompt       0 . . . . . . . . . . . . . n_prompt
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from forebay.kvstore.chain import Chain
 from forebay.kvstore.index import Checkpoint, Span, TierIndex
 from forebay.kvstore.layout import Layout, PagedGroup
-from forebay.kvstore.moves import TIERS, Tier
+from forebay.kvstore.moves import SLOW, TIERS, Tier
 
 MissReason = Literal[
     "never_stored", "evicted", "no_checkpoint", "sibling_missing", "corrupt", "other_model", "wrong_cluster"
@@ -28,8 +28,9 @@ class Hit:
     """What can be restored: the first `tokens` tokens, a multiple of the block and less than the prompt.
 
     `run_tokens` >= tokens have their rows; beyond them the prompt parts from all that is stored. `tier_tokens` splits
-    `tokens` by the lowest tier that a token's rows come from; `state_tier` is the checkpoint's. `miss` says why the hit
-    is not longer: None where it could not be.
+    `tokens` by the lowest tier that a token's rows come from; `state_tier` is the checkpoint's; `slow_bytes` are those
+    of its units in tiers that are read in the background. `miss` says why the hit is not longer: None where it could
+    not be.
     """
 
     tokens: int
@@ -37,6 +38,7 @@ class Hit:
     miss: MissReason | None
     tier_tokens: dict[Tier, int]
     state_tier: Tier | None
+    slow_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,11 @@ class Found:
     hit: Hit
     spans: dict[str, list[tuple[Tier, Span]]]
     checkpoint: tuple[Tier, Checkpoint] | None
+
+    def slow_units(self) -> list[tuple[Tier, Span | Checkpoint]]:
+        """In tiers that are read in the background, each once, rows first."""
+        rows = [each for spans in self.spans.values() for each in spans]
+        return [each for each in (*rows, self.checkpoint) if each is not None and each[0] in SLOW]
 
 
 class Lost:
@@ -138,7 +145,7 @@ class Lookup:
         block = self._layout.block_tokens
         spans = {group.name: self._spans(group, keys[:hit]) for group in self._layout.paged}
         checkpoint = self.checkpoint(keys[hit - 1]) if hit and self._layout.states else None
-        return Found(
+        found = Found(
             hit=Hit(
                 tokens=hit * block,
                 run_tokens=run * block,
@@ -149,6 +156,15 @@ class Lookup:
             spans=spans,
             checkpoint=checkpoint,
         )
+        slow_bytes = sum(len(unit.pages) * self.page_bytes(unit) for _, unit in found.slow_units())
+        return replace(found, hit=replace(found.hit, slow_bytes=slow_bytes)) if slow_bytes else found
+
+    def page_bytes(self, unit: Span | Checkpoint) -> int:
+        """What it takes of each of its pages."""
+        if isinstance(unit, Checkpoint):
+            return self._layout.state_bytes
+        row_bytes = next(group.row_bytes for group in self._layout.paged if group.name == unit.group)
+        return len(unit.keys) * self._layout.block_tokens * row_bytes
 
     def _spans(self, group: PagedGroup, keys: Sequence[bytes]) -> list[tuple[Tier, Span]]:
         per_page = group.page_tokens // self._layout.block_tokens

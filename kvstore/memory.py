@@ -3,6 +3,7 @@
 memory.lookup -> Hit                what others stored meanwhile included
 memory.open -> Lease | Refusal      the hit's rows and state are in the lease's pages, verified
 memory.begin -> Opening             the same, without waiting for slow tiers
+memory.ahead -> Ahead               before its turn: what lies in slow tiers comes into the host
 memory.commit, checkpoint, grow     as the lease's own calls
 
 A tier whose bytes this process does not own alone is a view: its pages in the store are numbers, and stand for what
@@ -21,32 +22,34 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forebay.kvstore.ahead import Ahead
 from forebay.kvstore.arena import start_time
 from forebay.kvstore.chain import Chain
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.device import DevicePool, pin
 from forebay.kvstore.directory import Directory
-from forebay.kvstore.host import HostPool
+from forebay.kvstore.host import HostPool, Spill
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.log_folder import LogError
-from forebay.kvstore.moves import Label, Move, Tier
-from forebay.kvstore.opening import Opening, Restoring
+from forebay.kvstore.moves import SLOW, Label, Move, Tier
+from forebay.kvstore.opening import Opening, Restoring, Target
 from forebay.kvstore.pool_address import parse as parse_address
 from forebay.kvstore.pool_client import MooncakeClient, load
 from forebay.kvstore.pool_tier import PoolTier
 from forebay.kvstore.shared_file import SharedFile
 from forebay.kvstore.shared_table import geometry_of
+from forebay.kvstore.ssd import AHEAD_BYTES as RESTORE_BYTES
 from forebay.kvstore.ssd import Adopt, SsdPool, model_mark
 from forebay.kvstore.ssd_slots import open_log
 from forebay.kvstore.store import Hit, Store
 from forebay.kvstore.turn import Turn
 
 Bytes = npt.NDArray[np.uint8]
-SLOW: tuple[Tier, ...] = ("ssd", "pool")
-"""Tiers that are read in the background."""
-
 WAIT_S = 0.1
+AHEAD_BYTES = 64 << 20
+"""How much is read from the SSD for a prompt whose turn has not come before the host has taken it: to take it is all
+that one step has to do for it, a few milliseconds."""
 
 
 class View(Protocol):
@@ -127,6 +130,14 @@ class Memory:
             ),
         )
 
+    def ahead(self, chain: Chain, n_prompt: int, most_bytes: int) -> Ahead | None:
+        """Start to bring into the host what the prompt's hit has in slow tiers, up to so many bytes. Who drops it must
+        close it. None where there is no host tier."""
+        if self.host is None:
+            return None
+        below = self.store.below(chain, n_prompt, most_bytes)
+        return Ahead(self.host, below, self._restore_into, self._spiller(), self.store.count_prefetch)
+
     def discover(self, chain: Chain) -> None:
         """Let the store know what others stored and what is gone: of this prompt at least."""
         self.settle()
@@ -170,12 +181,7 @@ class Memory:
 
     def restore(self, moves: list[Move]) -> Sequence[Restoring]:
         """Start the slow reads, one for each tier."""
-        started: list[Restoring] = []
-        for below, name in zip((self.ssd, self.pool_tier), SLOW, strict=True):
-            if up := [move for move in moves if move.source == name]:
-                assert below is not None, "only what was saved is restored"
-                started.append(below.restore(self.pool, up))
-        return started
+        return self._restore_into(moves, self.pool, RESTORE_BYTES)
 
     def waits(self, chain: Chain) -> bool:
         """May a prompt that is queued gain by waiting a moment? The pool was asked what it has of it."""
@@ -195,6 +201,9 @@ class Memory:
 
     def lose(self, tier: Tier, pages: list[int]) -> None:
         self._lost[tier] += pages
+
+    def count_restore(self, tier: Tier, seconds: float) -> None:
+        self.store.count_restore(tier, seconds)
 
     def settle(self) -> None:
         """Let the store know what lower tiers gave up since the last call, or that one failed."""
@@ -235,13 +244,23 @@ class Memory:
         else:
             assert self.host is not None, "moves to and from the host need its pages"
             if move.target == "host":
-                self.host.save(self.pool, move, self._spill if self._can_spill() else None)
+                self.host.save(self.pool, move, self._spiller())
             else:
                 return self.host.restore(self.pool, move)
         return []
 
-    def _can_spill(self) -> bool:
-        return self.ssd is not None and self.ssd_failure is None
+    def _restore_into(self, moves: list[Move], target: Target, ssd_bytes: int = AHEAD_BYTES) -> Sequence[Restoring]:
+        started: list[Restoring] = []
+        if up := [move for move in moves if move.source == "ssd"]:
+            assert self.ssd is not None, "only what was saved is restored"
+            started.append(self.ssd.restore(target, up, ssd_bytes))
+        if up := [move for move in moves if move.source == "pool"]:
+            assert self.pool_tier is not None, "only what was saved is restored"
+            started.append(self.pool_tier.restore(target, up))
+        return started
+
+    def _spiller(self) -> Spill | None:
+        return None if self.ssd is None or self.ssd_failure is not None else self._spill
 
     def _spill(self, label: Label, uses: int, data: Bytes) -> None:
         """What leaves the host goes to the SSD, where the policy is to."""

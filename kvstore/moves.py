@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 Tier = Literal["device", "host", "ssd", "pool"]
 TIERS: tuple[Tier, ...] = ("device", "host", "ssd", "pool")
+SLOW: tuple[Tier, ...] = ("ssd", "pool")
+"""Tiers that are read in the background."""
+
 Pages = npt.NDArray[np.int32]
 
 
@@ -34,8 +37,8 @@ class Label:
 class Move:
     """Copy the first `n_bytes` of each page of `source_pages` to the page of `target_pages` at the same place.
 
-    `source` None writes zeros instead, and `source_pages` is empty. Both arrays are int32 [n]. A move to a lower tier
-    is of one unit, and has its `label`; `worth` (policy.worth) and `uses` are what the unit has.
+    `source` None writes zeros instead, and `source_pages` is empty. Both arrays are int32 [n]. A move to a lower tier,
+    or into the host from below, is of one unit, and has its `label`; `worth` (policy.worth) and `uses` are the unit's.
     """
 
     source: Tier | None

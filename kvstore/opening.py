@@ -1,10 +1,14 @@
 """A request on its way in: its pages are leased, and what lies in slow tiers is being read into them."""
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from forebay.kvstore.lease import Lease, Refusal
-from forebay.kvstore.moves import Move, Tier
+from forebay.kvstore.moves import TIERS, Move, Pages, Tier
 
 RESTORES_MAX = 8
 """Restores of one request that may find wrong bytes before it starts cold."""
@@ -29,6 +33,14 @@ class Restoring(Protocol):
         ...
 
 
+class Target(Protocol):
+    """Where bytes that come up go: the device's pages, or the host's."""
+
+    def scatter(self, pages: Pages, data: npt.NDArray[np.uint8]) -> None:
+        """Write [n, n_bytes] over the first bytes of each page."""
+        ...
+
+
 class Bytes(Protocol):
     """What carries out moves: `memory.Memory`."""
 
@@ -37,6 +49,7 @@ class Bytes(Protocol):
     def drop_corrupt(self, tier: Tier, pages: list[int]) -> None: ...
     def lose(self, tier: Tier, pages: list[int]) -> None: ...
     def settle(self) -> None: ...
+    def count_restore(self, tier: Tier, seconds: float) -> None: ...
 
 
 class Opening:
@@ -47,6 +60,7 @@ class Opening:
         self._memory = memory
         self._open_lease = open_lease
         self._tries = 0
+        self._began_s = monotonic()
         self._lease: Lease | None = None
         self._restoring: Sequence[Restoring] = ()
         self._answer: Lease | Refusal | None = None
@@ -67,6 +81,7 @@ class Opening:
                 self._start()
             else:
                 self._memory.settle()  # what could not be saved is not to match, not even for a moment
+                self._count(self._lease)
                 self._lease.ready()
                 self._answer = self._lease
         return self._answer
@@ -85,6 +100,13 @@ class Opening:
     def _coming(self) -> list[Restoring]:
         """Those of which more is to come; all go on."""
         return [each for each in self._restoring if not each.advance()]
+
+    def _count(self, lease: Lease) -> None:
+        if lease.hit.tokens:
+            tiers = [*lease.hit.tier_tokens, *([lease.hit.state_tier] if lease.hit.state_tier else [])]
+            lowest = max(tiers, key=TIERS.index)
+            if lowest != "device":
+                self._memory.count_restore(lowest, monotonic() - self._began_s)
 
     def _start(self) -> None:
         """Lease, and carry out all but the slow reads, which go into pages that nobody else knows."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from forebay.kvstore.device import DevicePool
 from forebay.kvstore.moves import Pages, Tier
+from forebay.kvstore.opening import Target
 from forebay.kvstore.pool_fetch import Fetched
 from forebay.kvstore.pool_object import PoolObject
 from forebay.kvstore.pool_traffic import PoolTraffic
@@ -29,10 +29,10 @@ class PoolRestore:
 
     tier: Tier = "pool"
 
-    def __init__(self, traffic: PoolTraffic, device: DevicePool, readings: list[Reading], read_s: float) -> None:
+    def __init__(self, traffic: PoolTraffic, target: Target, readings: list[Reading], read_s: float) -> None:
         self.wrong: list[int] = []
         self.gone: list[int] = [page for each in readings if each.unit is None for page in each.source_pages.tolist()]
-        self._traffic, self._device, self._read_s = traffic, device, read_s
+        self._traffic, self._target, self._read_s = traffic, target, read_s
         batches = [] if self.gone else _batches(readings, traffic.batch_bytes)
         self._to_read = batches[::-1]
         self._reading: list[tuple[list[Reading], Future[list[Fetched]]]] = []
@@ -69,7 +69,7 @@ class PoolRestore:
 
     def _take(self, reading: Reading, fetched: Fetched) -> None:
         if fetched.rows is not None:
-            self._device.scatter(reading.target_pages, fetched.rows[reading.taken, : reading.n_bytes])
+            self._target.scatter(reading.target_pages, fetched.rows[reading.taken, : reading.n_bytes])
         elif fetched.trouble == "corrupt":
             self.wrong += reading.source_pages.tolist()
         else:

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from forebay.kvstore.chain import Chain
 from forebay.kvstore.config import StoreConfig
-from forebay.kvstore.device import DevicePool
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.moves import Label, Move, Pages, Tier
+from forebay.kvstore.opening import Target
 from forebay.kvstore.pool_client import Client
 from forebay.kvstore.pool_object import PoolObject, object_of
 from forebay.kvstore.pool_restore import PoolRestore, Reading
@@ -75,9 +75,9 @@ class PoolTier:
             self._forget(pages)
             self._lost += pages
 
-    def restore(self, device: DevicePool, moves: Iterable[Move]) -> PoolRestore:
+    def restore(self, target: Target, moves: Iterable[Move]) -> PoolRestore:
         readings = [reading for move in moves for reading in self._by_object(move)]
-        return PoolRestore(self.traffic, device, readings, self._config.pool_read_s)
+        return PoolRestore(self.traffic, target, readings, self._config.pool_read_s)
 
     def discover(self, chain: Chain, adopt: Adopt) -> None:
         """Ask what the pool has of this prompt, or take in what it answered."""

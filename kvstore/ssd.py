@@ -13,18 +13,18 @@ from hashlib import blake2b
 import numpy as np
 
 from forebay.kvstore.chain import Chain
-from forebay.kvstore.device import DevicePool
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.log_folder import Bytes, Found, Place
 from forebay.kvstore.lookup import STATES
 from forebay.kvstore.moves import Label, Move, Pages, Tier
+from forebay.kvstore.opening import Target
 from forebay.kvstore.segment_log import Part, SegmentLog
 
 Adopt = Callable[[Tier, Label], Pages | None]
 """`Store.adopt`."""
 
 AHEAD_BYTES = 256 << 20
-"""How much of one restore is read before the device has taken it."""
+"""How much of one restore is read before its target has taken it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +70,8 @@ class SsdPool:
         """What this move should have saved is not there to be saved."""
         self._lost += move.target_pages.tolist()
 
-    def restore(self, device: DevicePool, moves: Iterable[Move]) -> "Restore":
-        return Restore(self.log, device, [part for move in moves for part in self._by_record(move)])
+    def restore(self, target: Target, moves: Iterable[Move], ahead_bytes: int) -> "Restore":
+        return Restore(self.log, target, [part for move in moves for part in self._by_record(move)], ahead_bytes)
 
     def take_lost(self) -> list[int]:
         lost, self._lost = self._lost, []
@@ -183,11 +183,12 @@ class Restore:
 
     tier: Tier = "ssd"
 
-    def __init__(self, log: SegmentLog, device: DevicePool, readings: list[_Reading]) -> None:
+    def __init__(self, log: SegmentLog, target: Target, readings: list[_Reading], ahead_bytes: int) -> None:
         self.wrong: list[int] = []
         self.gone: list[int] = []
         self._log = log
-        self._device = device
+        self._target = target
+        self._ahead_bytes = ahead_bytes
         self._to_read = readings[::-1]
         self._reading: list[tuple[_Reading, Future[Bytes | None]]] = []
         self._read_on()
@@ -211,13 +212,13 @@ class Restore:
             self._to_read.clear()
         else:
             rows = data.reshape(reading.rows, -1)
-            self._device.scatter(reading.target_pages, rows[reading.taken, : reading.n_bytes])
+            self._target.scatter(reading.target_pages, rows[reading.taken, : reading.n_bytes])
             self._log.give_back(data)
 
     def _read_on(self) -> None:
         """Ask for more, as far as the bound on what is read ahead allows."""
         ahead = sum(reading.place.n_bytes for reading, _ in self._reading if reading.place is not None)
-        while self._to_read and ahead < AHEAD_BYTES:
+        while self._to_read and ahead < self._ahead_bytes:
             reading = self._to_read.pop()
             self._reading.append((reading, self._fetch(reading.place)))
             ahead += reading.place.n_bytes if reading.place is not None else 0

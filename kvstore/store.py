@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from forebay.kvstore.below import Below
 from forebay.kvstore.chain import Chain
 from forebay.kvstore.chains import Chains
 from forebay.kvstore.config import StoreConfig
@@ -37,6 +38,7 @@ class Store:
         self.fingerprint = fingerprint
         self._tiers = Tiers(layout, config, fingerprint)
         self._leases: set[Lease] = set()
+        self._below: set[Below] = set()
         self._chains = Chains(layout.block_tokens, fingerprint)
         self._ssd_held_bytes = self._ssd_queued_bytes = self._pool_queued_bytes = 0
         self._host_pages: tuple[int, int, int] | None = None
@@ -80,6 +82,13 @@ class Store:
         if isinstance(opened, Refusal):
             self._tiers.totals.refusals[opened.kind] += 1
         return opened
+
+    def below(self, chain: Chain, n_prompt: int, most_bytes: int) -> Below:
+        """What the prompt's hit has in slow tiers, up to so many bytes: for who copies it into the host before the
+        prompt's turn comes. A probe: it renews nothing."""
+        below = Below(self._tiers.below(self._tiers.lookup.find(chain, n_prompt), most_bytes), self._below.discard)
+        self._below.add(below)
+        return below
 
     def turn_ended(self, session: str, stop: Stop) -> None:
         """How the session's latest turn here ended, which tells when the next one comes."""
@@ -148,6 +157,14 @@ class Store:
         )
         self._pool_queued_bytes = queued_bytes
 
+    def count_restore(self, tier: Tier, seconds: float) -> None:
+        """A request waited so long for the bytes of its hit, the lowest of which lay in that tier."""
+        self._tiers.totals.restore_s[tier] += seconds
+
+    def count_prefetch(self, tier: Tier, n_bytes: int) -> None:
+        """So much came up from that tier into the host before its prompt's turn."""
+        self._tiers.totals.prefetched_bytes[tier] += n_bytes
+
     def drop_corrupt(self, tier: Tier, pages: Sequence[int]) -> None:
         """The bytes of these pages are wrong: what lies in them never matches again, nor do its siblings."""
         wrong = set(pages)
@@ -163,13 +180,15 @@ class Store:
         self._tiers.drop_checkpoint(key, "sibling_missing", "sibling_missing")
 
     def check(self) -> None:
-        """Assert that pages add up and that every pin has its lease. For tests; reads everything."""
+        """Assert that pages add up and that every pin has its lease, or copy on its way up. For tests; reads
+        everything."""
         pins: Counter[tuple[TierIndex, Unit]] = Counter(pin for lease in self._leases for pin in lease.pins)
+        pins.update(pin for below in self._below for pin in below.pins)
         for tier in self._tiers.order:
             tier.check()
             for unit in tier.units:
-                assert unit.pins == pins.pop((tier, unit), 0), "as many pins as leases gave it"
-        assert not pins, "a lease pins only what exists"
+                assert unit.pins == pins.pop((tier, unit), 0), "as many pins as were given"
+        assert not pins, "only what exists is pinned"
 
     def stats(self) -> StoreStats:
         totals = self._tiers.totals
@@ -180,6 +199,8 @@ class Store:
             looked_up_tokens=totals.looked_up_tokens,
             hit_tokens=dict(totals.hit_tokens),
             restored_bytes=dict(totals.restored_bytes),
+            restore_s=dict(totals.restore_s),
+            prefetched_bytes=dict(totals.prefetched_bytes),
             evicted_pages=dict(totals.evicted_pages),
             misses=dict(totals.misses),
             refusals=dict(totals.refusals),

@@ -7,12 +7,14 @@ the moves were carried out.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.eviction import Valuation
 from forebay.kvstore.history import History
 from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
 from forebay.kvstore.layout import Layout
-from forebay.kvstore.lookup import STATES, Lookup, Lost, MissReason
+from forebay.kvstore.lookup import STATES, Found, Lookup, Lost, MissReason
 from forebay.kvstore.moves import Label, Move, Pages, Tier
 from forebay.kvstore.pending import Arrival, Room
 from forebay.kvstore.policy import worth
@@ -264,9 +266,38 @@ class Tiers:
         room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=_keys(unit)))
         return True
 
+    def below(self, found: Found, most_bytes: int) -> list[tuple[TierIndex, Unit, Move]]:
+        """Of the hit's units in slow tiers those that fit into `most_bytes` together, with the moves that bring them
+        into the host, to pages numbered from 0 on: which of this worker's view they get is known once they are there.
+
+        Their use is certain and near: one per unit of time, where others are hoped for. So what is there unused goes
+        first, until it is known again, by age or with the next eviction from the device, what they are worth after it.
+        """
+        units: list[tuple[TierIndex, Unit, Move]] = []
+        n_pages, slow = 0, found.slow_units()
+        value = self.fresh_worth(0, found.hit.tokens, max(1, sum(len(unit.pages) for _, unit in slow)), 1.0)
+        for name, unit in slow:
+            n_bytes = self._n_bytes(unit)
+            most_bytes -= len(unit.pages) * n_bytes
+            if most_bytes < 0:
+                break
+            move = Move(
+                source=name,
+                source_pages=unit.pages,
+                target="host",
+                target_pages=np.arange(n_pages, n_pages + len(unit.pages), dtype=np.int32),
+                n_bytes=n_bytes,
+                label=self._label(unit),
+                worth=value,
+                uses=unit.uses,
+            )
+            units.append((self.of(name), unit, move))
+            n_pages += len(unit.pages)
+        return units
+
     def _n_bytes(self, unit: Span | Checkpoint) -> int:
         """Of each of its pages."""
-        return self.run_bytes(unit.group, len(unit.keys)) if isinstance(unit, Span) else self.layout.state_bytes
+        return self.lookup.page_bytes(unit)
 
     def valuation(self) -> Valuation:
         """What everything is worth as the tiers stand now."""

@@ -1,6 +1,6 @@
 """What a store counts, and what it tells."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,6 +29,8 @@ class Totals:
     looked_up_tokens: int = 0
     hit_tokens: Counter[Tier] = field(default_factory=Counter)
     restored_bytes: Counter[Tier] = field(default_factory=Counter)
+    restore_s: dict[Tier, float] = field(default_factory=lambda: defaultdict(float))
+    prefetched_bytes: Counter[Tier] = field(default_factory=Counter)
     evicted_pages: Counter[tuple[Tier, EvictionCause]] = field(default_factory=Counter)
     misses: Counter[MissReason] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
@@ -74,6 +76,12 @@ class StoreStats:
     evicted_pages: dict[tuple[Tier, EvictionCause], int]
     misses: dict[MissReason, int]
     refusals: dict[str, int]
+    restore_s: dict[Tier, float] = field(default_factory=dict)
+    """From a request's turn until its hit was in device memory, by the lowest tier that some of it came from."""
+
+    prefetched_bytes: dict[Tier, int] = field(default_factory=dict)
+    """Brought up into the host while their prompts waited for their turn, by source tier; not in `restored_bytes`."""
+
     ssd_events: dict[SsdEvent, int] = field(default_factory=dict)
     ssd_held_bytes: int = 0
     """Of the SSD tier's segments; never more than its quota."""

@@ -153,6 +153,8 @@ def _cache() -> list[Panel]:
         _cache_bytes(),
         _rates("Evictions by tier and cause", "evictions_total", "tier cause", "ops", width=6),
         _rates("Bytes restored by tier", "restored_bytes_total", "tier", "Bps", width=6),
+        _rates("Seconds of restore a second, by lowest tier", "restore_seconds_total", "tier", "s", width=12),
+        _rates("Bytes brought up before their turn, by tier", "prefetched_bytes_total", "tier", "Bps", width=12),
     ]
 
 

@@ -110,6 +110,18 @@ TABLE: tuple[Metric, ...] = (
     _ingress("hit_tokens_total", "counter", "cluster class tier", "Prompt tokens restored, by where they lay."),
     _ingress("misses_total", "counter", "cluster class reason", "Look-ups whose hit ended early, by why."),
     _ingress("restored_bytes_total", "counter", f"{_WORKER} tier", "Bytes brought up to device memory from a tier."),
+    _ingress(
+        "restore_seconds_total",
+        "counter",
+        f"{_WORKER} tier",
+        "Waited at prompts' turns for what their hits had below device memory, by the lowest tier.",
+    ),
+    _ingress(
+        "prefetched_bytes_total",
+        "counter",
+        f"{_WORKER} tier",
+        "Bytes brought from a tier into host memory for prompts that waited for their turn.",
+    ),
     _ingress("evictions_total", "counter", f"{_WORKER} tier cause", "Cached pages given up, by tier and cause."),
     _ingress("ssd_bytes", "gauge", f"{_WORKER} state", "Bytes of the SSD tier on the disk, and on their way there."),
     _ingress(

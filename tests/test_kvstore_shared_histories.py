@@ -109,6 +109,18 @@ class SharedHistories(RuleBasedStateMachine):
         worker.requests.pop(which % len(worker.requests))[1].close()
         self.seen.event("closed")
 
+    @precondition(lambda self: self.ssd_bytes > 0)
+    @rule(
+        at=st.integers(0, WORKERS - 1),
+        which=st.integers(0, 99),
+        most_bytes=st.sampled_from([200, 2000, 1 << 20]),
+        whole=st.booleans(),
+    )
+    def comes_up_ahead(self, at: int, which: int, most_bytes: int, whole: bool) -> None:
+        """What a prompt that waits has on the SSD comes up; or it is cancelled before all has come."""
+        self.bring_ahead(self.workers[at], self.prompt(which, [0]), most_bytes, whole)
+        self.seen.event("brought ahead" if whole else "brought ahead, cancelled")
+
     @precondition(lambda self: self.fault_is_due(6))
     @rule(at=st.integers(0, WORKERS - 1), which=st.integers(0, 99), lines=st.integers(20, 600))
     def dies_at_work(self, at: int, which: int, lines: int) -> None:
@@ -117,7 +129,12 @@ class SharedHistories(RuleBasedStateMachine):
         host = worker.memory.host
         assert host is not None
         table = host.directory.table
-        died = self.node.killed_in(worker.memory, lambda: self.serve(worker, ids), lines)
+
+        def act() -> None:
+            self.bring_ahead(worker, ids, 1 << 20, True)
+            self.serve(worker, ids)
+
+        died = self.node.killed_in(worker.memory, act, lines)
         where = "in the critical section" if table.get("dirty") else "between two steps" if died else "after a turn"
         halfway = bool(((table.state != FREE) & (table.state != READY)).any())
         self.seen.event(f"worker killed {where}{', in mid-put' if halfway else ''}", fault=True)
@@ -196,6 +213,18 @@ class SharedHistories(RuleBasedStateMachine):
                     worker.memory.checkpoint(lease, end)
                 at = end
             worker.computed.update(ids[:end] for end in range(BLOCK, len(ids) + 1, BLOCK))
+
+    def bring_ahead(self, worker: Worker, ids: Ids, most_bytes: int, whole: bool) -> None:
+        memory = worker.memory
+        before = memory.store.stats().prefetched_bytes.get("ssd", 0)
+        ahead = memory.ahead(memory.store.chain(ids), len(ids), most_bytes)
+        assert ahead is not None
+        assert ahead.total_bytes <= most_bytes
+        while not ahead.advance() and whole:
+            ahead.wait(10)
+        ahead.close()
+        if memory.store.stats().prefetched_bytes.get("ssd", 0) > before:
+            self.seen.hits["came up ahead"] += 1
 
     def opened(self, worker: Worker, ids: Ids) -> Lease | None:
         """Its hit is right to the byte, and of what was once made matchable."""

@@ -3,7 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.workers.schedule import PrefillCandidate, RunningSequence, chunk_end, prefill_order, victim
+from forebay.workers.schedule import (
+    PrefillCandidate,
+    Queued,
+    RunningSequence,
+    chunk_end,
+    next_ahead,
+    prefill_order,
+    victim,
+)
 
 
 def candidate(name, remaining, *, priority=0, waited=0.0, arrival=0):
@@ -84,3 +92,34 @@ def test_the_victim_is_the_newest_of_the_lowest_priority():
         for name, priority, arrival in [("a", 0, 9), ("b", 2, 3), ("c", 2, 5), ("d", 1, 8)]
     ]
     assert victim(running).job_id == "c"
+
+
+def queued(name, slow, ahead=None, *, coming=False):
+    return Queued(job_id=name, slow_bytes=slow, ahead_bytes=ahead, coming=coming)
+
+
+def next_of(*queue, bytes_max=100, prompts_max=2):
+    return next_ahead(queue, bytes_max=bytes_max, prompts_max=prompts_max)
+
+
+def test_the_next_turn_that_lies_low_is_read_ahead():
+    assert next_of(queued("fast", 0), queued("a", 30), queued("b", 30)) == ("a", 30)
+    assert next_of(queued("a", 30, 30, coming=True), queued("b", 30)) == ("b", 30)
+    assert next_of() is None
+
+
+def test_nobody_is_read_ahead_past_one_that_waits_for_room():
+    assert next_of(queued("a", 80, 80), queued("b", 30), queued("c", 10)) is None
+    assert next_of(queued("a", 80, 80), queued("b", 20), queued("c", 10)) == ("b", 20)
+
+
+def test_more_than_all_there_is_comes_in_part():
+    assert next_of(queued("a", 500)) == ("a", 100)
+    assert next_of(queued("a", 500, 1), queued("b", 500)) is None
+    assert next_of(queued("a", 500), bytes_max=0) is None
+
+
+def test_few_are_read_at_a_time():
+    coming = [queued(name, 9, 9, coming=True) for name in "ab"]
+    assert next_of(*coming, queued("c", 9)) is None
+    assert next_of(coming[0], queued("b", 9, 9), queued("c", 9)) == ("c", 9)

@@ -47,6 +47,14 @@ class WorkerConfig:
     ageing_tokens_per_s: float = 2048.0
     """What a second of waiting is worth to a prefill job, in tokens it does not have to compute."""
 
+    prefetch_bytes: int = 1 << 28
+    """How much of the host tier, half of it at most, is filled from the SSD and the pool for prompts that wait for
+    their turn. 0: what lies there is read when the turn comes."""
+
+    prefetch_prompts: int = 4
+    """How many of them are read for at a time."""
+
     def __post_init__(self) -> None:
         assert self.chunk_tokens % self.block_tokens == 0, "the grid of prefill lies on block ends"
-        assert min(self.threads, self.queue_jobs, self.slots, self.chunk_tokens) >= 1
+        assert min(self.threads, self.queue_jobs, self.slots, self.chunk_tokens, self.prefetch_prompts) >= 1
+        assert self.prefetch_bytes >= 0, "prefetch_bytes: must not be less than 0"

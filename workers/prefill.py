@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forebay.kvstore.ahead import Ahead
 from forebay.kvstore.arena import Arena
 from forebay.kvstore.chain import Chain
 from forebay.kvstore.handoff import Handoff, HandoffArea
@@ -26,21 +27,22 @@ from forebay.workers.job import Failure, FailureKind, Holder, Job, TokenChoice
 from forebay.workers.job_check import fault
 from forebay.workers.outcome import Prefilled, WorkerStats
 from forebay.workers.sampling import Sampler
-from forebay.workers.schedule import PrefillCandidate, chunk_end, prefill_order
+from forebay.workers.schedule import PrefillCandidate, Queued, chunk_end, next_ahead, prefill_order
 from forebay.workers.sequence_model import SequenceModel, Watch
 from forebay.workers.transfer import Offer
 
 LOOKUPS_A_STEP = 8
 AWAIT_S = 0.02
-"""How long a step waits for bytes from the SSD where nothing else is to be done."""
+"""How long a step waits for bytes from slow tiers where nothing else is to be done."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prompt:
     """A live job. With a lease, rows and state of ids[:at] are in its pages; `logits` are there when at == n_prompt.
 
-    Without one, `at` is what a hit would have restored when it was last looked up, in step `looked_up`. With an
-    `opening` its pages are leased, and bytes are on their way into them.
+    Without one, `at` is what a hit would have restored when it was last looked up, in step `looked_up`, `slow_bytes` of
+    it from slow tiers; `ahead` is what comes up of those before its turn. With an `opening` its pages are leased, and
+    bytes are on their way into them.
     """
 
     job: Job
@@ -48,8 +50,10 @@ class Prompt:
     chain: Chain
     arrival: int
     submitted_s: float
-    looked_up: int
-    at: int
+    looked_up: int = 0
+    at: int = 0
+    slow_bytes: int = 0
+    ahead: Ahead | None = None
     opening: Opening | None = None
     lease: Lease | None = None
     logits: npt.NDArray[np.float32] | None = None
@@ -100,15 +104,9 @@ class PrefillWorker:
         chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt, job.session)
         self._arrivals += 1
         self._stuck = False
-        self._prompts[job.id] = Prompt(
-            job=job,
-            holder=holder,
-            chain=chain,
-            arrival=self._arrivals,
-            submitted_s=now,
-            looked_up=self._totals["steps"],
-            at=self.memory.lookup(chain, job.n_prompt).tokens,
-        )
+        prompt = Prompt(job=job, holder=holder, chain=chain, arrival=self._arrivals, submitted_s=now)
+        self._look_up(prompt)
+        self._prompts[job.id] = prompt
         return None
 
     def step(self, now: float) -> list[Prefilled | Failure]:
@@ -119,6 +117,7 @@ class PrefillWorker:
         self.memory.settle()
         prompt, too_large = self._next(now)
         ended += too_large
+        self._read_ahead(now)
         if prompt is not None:
             self._run_chunk(prompt)
         ended += self._export(now)
@@ -221,8 +220,11 @@ class PrefillWorker:
         """What others committed meanwhile may be a hit now. A few prompts a step, those not looked up for longest."""
         queued = (prompt for prompt in self._prompts.values() if prompt.lease is None and prompt.opening is None)
         for prompt in nsmallest(LOOKUPS_A_STEP, queued, key=lambda prompt: prompt.looked_up):
-            prompt.at = self.memory.lookup(prompt.chain, prompt.job.n_prompt).tokens
-            prompt.looked_up = self._totals["steps"]
+            self._look_up(prompt)
+
+    def _look_up(self, prompt: Prompt) -> None:
+        hit = self.memory.lookup(prompt.chain, prompt.job.n_prompt)
+        prompt.at, prompt.slow_bytes, prompt.looked_up = hit.tokens, hit.slow_bytes, self._totals["steps"]
 
     def _admit(self, prompt: Prompt, now: float) -> Refusal | None:
         """Pin the hit, lease pages for the whole prompt, restore. All of it at once: admitted prompts can finish."""
@@ -237,10 +239,12 @@ class PrefillWorker:
         assert prompt.opening is not None
         answer = prompt.opening.poll()
         if answer is None:
+            _end_ahead(prompt)
             return None
         prompt.opening = None
         if isinstance(answer, Refusal):
             return answer
+        _end_ahead(prompt)
         self._arrive(prompt, answer)
         return None
 
@@ -249,19 +253,39 @@ class PrefillWorker:
         prompt.lease, prompt.at = lease, lease.hit_tokens
 
     def _bring_up(self) -> None:
-        """What came from the SSD meanwhile. A prompt that has to start cold after all, and cannot, waits again."""
+        """What came from slow tiers meanwhile. A prompt that has to start cold after all, and cannot, waits again."""
         for prompt in self._prompts.values():
             if prompt.opening is not None:
                 self._restore(prompt)
+            elif prompt.ahead is not None:
+                prompt.ahead.advance()
+
+    def _read_ahead(self, now: float) -> None:
+        """Have hits of prompts that wait for their turn come up to the host, beside the chunks of those before them."""
+        most_bytes = min(self._config.prefetch_bytes, self._config.store.host_bytes // 2)
+        waiting = [prompt for prompt in self._prompts.values() if prompt.lease is None and prompt.opening is None]
+        if not most_bytes or not any(prompt.slow_bytes and prompt.ahead is None for prompt in waiting):
+            return
+        order = prefill_order(self._candidates(now), self._config.ageing_tokens_per_s)
+        queue = [prompt for each in order if (prompt := self._prompts[each.job_id]) in waiting]
+        while next_one := next_ahead(
+            [_queued(prompt) for prompt in queue], bytes_max=most_bytes, prompts_max=self._config.prefetch_prompts
+        ):
+            job_id, n_bytes = next_one
+            prompt = self._prompts[job_id]
+            prompt.ahead = self.memory.ahead(prompt.chain, prompt.job.n_prompt, n_bytes)
 
     def _await(self) -> bool:
         """A moment's wait for what is on its way to some prompt. False where nothing is."""
-        openings = [prompt.opening for prompt in self._prompts.values() if prompt.opening is not None]
-        if openings:
-            openings[0].wait(AWAIT_S)
+        prompts = self._prompts.values()
+        openings = [prompt.opening for prompt in prompts if prompt.opening is not None]
+        aheads = [prompt.ahead for prompt in prompts if prompt.ahead is not None and not prompt.ahead.advance()]
+        coming: list[Opening | Ahead] = [*openings, *aheads]
+        if coming:
+            coming[0].wait(AWAIT_S)
         elif self._asking:
             self.memory.wait(AWAIT_S)
-        return bool(openings) or self._asking
+        return bool(coming) or self._asking
 
     def _run_chunk(self, prompt: Prompt) -> None:
         """Compute the next chunk, then make its blocks matchable, then keep the state if the policy wants it here."""
@@ -333,10 +357,26 @@ class PrefillWorker:
         prompt = self._prompts.pop(job_id, None)
         if prompt is None:
             return
+        _end_ahead(prompt)
         if prompt.opening is not None:
             prompt.opening.close()
         if prompt.lease is not None:
             prompt.lease.close()
+
+
+def _end_ahead(prompt: Prompt) -> None:
+    if prompt.ahead is not None:
+        prompt.ahead.close()
+
+
+def _queued(prompt: Prompt) -> Queued:
+    ahead = prompt.ahead
+    return Queued(
+        job_id=prompt.job.id,
+        slow_bytes=prompt.slow_bytes,
+        ahead_bytes=None if ahead is None else ahead.total_bytes,
+        coming=ahead is not None and ahead.coming,
+    )
 
 
 def _turn(job: Job, now: float) -> Turn | None:

@@ -22,6 +22,17 @@ class RunningSequence:
     arrival: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """A prompt that waits for its turn. `slow_bytes` of its hit lie in slow tiers. `ahead_bytes` came up to the host
+    before its turn, or are to; None: not begun. `coming`: not all is there yet."""
+
+    job_id: str
+    slow_bytes: int
+    ahead_bytes: int | None
+    coming: bool
+
+
 def prefill_order(candidates: Iterable[PrefillCandidate], ageing_tokens_per_s: float) -> list[PrefillCandidate]:
     """Lower `priority` first; then the fewest uncached tokens still to compute, less what waiting has earned.
 
@@ -32,6 +43,21 @@ def prefill_order(candidates: Iterable[PrefillCandidate], ageing_tokens_per_s: f
         candidates,
         key=lambda c: (c.priority, c.remaining_tokens - ageing_tokens_per_s * c.waited_s, c.arrival),
     )
+
+
+def next_ahead(queue: Sequence[Queued], *, bytes_max: int, prompts_max: int) -> tuple[str, int] | None:
+    """Whose hit is to come up from slow tiers before its turn, and how much of it; `queue` in the order of turns.
+
+    All prompts that wait take `bytes_max` of the host together at most, and `prompts_max` of them are read for at a
+    time. Who comes first waits for room and nobody passes, so what came up is used before it makes way; what alone is
+    more than all comes in part.
+    """
+    chosen = next((each for each in queue if each.slow_bytes and each.ahead_bytes is None), None)
+    if chosen is None or sum(each.coming for each in queue) >= prompts_max:
+        return None
+    granted = min(chosen.slow_bytes, bytes_max)
+    left = bytes_max - sum(each.ahead_bytes or 0 for each in queue)
+    return (chosen.job_id, granted) if 0 < granted <= left else None
 
 
 def chunk_end(start: int, n_prompt: int, chunk_tokens: int, checkpoints: Sequence[int]) -> int:
