@@ -107,7 +107,7 @@ def _weights(shape: ModelShape, tokens: int, sampled: float, distinct: float | N
         "KDA projections": dense(len(shape.kda_layers), costs.kda_parameters(shape)),
         "latent projections": dense(len(shape.global_layers), costs.global_parameters(shape)),
         "dense MLP": dense(shape.dense_layers, 3 * shape.hidden * shape.dense_width),
-        "router, shared experts": dense(moe_layers, costs.moe_parameters(shape)),
+        "router and shared experts": dense(moe_layers, costs.moe_parameters(shape)),
         "routed experts": Work(experts * one_expert, 2 * chosen),
         "head": Work(shape.vocab * shape.hidden * costs.BF16, 2 * sampled * shape.vocab * shape.hidden),
     }

@@ -64,8 +64,8 @@ def test_every_row_where_nothing_but_torch_is_installed(tmp_path: Path) -> None:
     assert (met["value"], met["unit"], met["reference"]["value"]) == (4, "of 16", pytest.approx(4))
     step = rows["decode step, batch 8, made-up contexts of 64, exact"]["value"]
     assert rows["decode, batch 8, made-up contexts of 64, exact"]["value"] == pytest.approx(8e3 / step)
-    parts = [row["value"] for name, row in rows.items() if name.startswith("part of a step")]
-    assert sum(parts) >= step - 1e-9
+    parts = [name for name in rows if name.startswith("part of a step")]
+    assert len(parts) == 9, "every operator, and what is none"
     assert ran.stderr.count(" s  ") == len(rows), "every row is told as soon as it is there"
 
 
@@ -93,15 +93,15 @@ def test_floors_stand_beside_figures_of_a_gpu_alone() -> None:
     reference = bench._floor(work)
     assert reference is not None
     assert reference.value == pytest.approx(5.85, rel=0.01)
-    rows = list(bench._operators({"routed experts": 3.5, "head": 0.5}, 6.0, work, "x"))
+    rows = list(bench._operators({"routed experts": 3.5, "head": 0.5, "norms": 1.0}, work, "x"))
     assert [row.name for row in rows] == [
         "part of a step, x: routed experts, exact",
-        "part of a step, x: norms, residuals, page tables, exact",
+        "part of a step, x: norms, exact",
         "part of a step, x: head, exact",
     ]
     assert rows[0].reference is not None
     assert rows[0].reference.value == pytest.approx(work["routed experts"].n_bytes / 4.26e9)
-    assert (rows[1].value, rows[1].reference) == (2.0, None)
+    assert (rows[1].value, rows[1].reference) == (1.0, None)
 
 
 def test_every_published_figure_has_its_row() -> None:

@@ -14,26 +14,33 @@ def test_an_operator_takes_what_those_inside_it_do_not(monkeypatch: pytest.Monke
     """Every look at the clock is a second: a call takes one, and two more for each call inside it."""
     clock = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
-    code = SimpleNamespace(inner=lambda x: x + 1, outer=lambda x: code.inner(code.inner(x)), other=lambda: None)
+    code = SimpleNamespace(
+        inner=lambda x: x + 1,
+        outer=lambda x: code.inner(code.inner(x)),
+        other=lambda: None,
+        whole=lambda: (code.outer(1), code.other()),
+    )
     before = dict(vars(code))
     operators = Operators(
-        places={"layer": ((code, "outer"), (code, "other")), "heart": ((code, "inner"),)},
-        inside={"heart": "layer"},
-        rest="rest",
+        places={
+            "step": ((code, "whole"),),
+            "layer": ((code, "outer"), (code, "other")),
+            "heart": ((code, "inner"),),
+        },
+        inside={"layer": "step", "heart": "layer"},
     )
     times = OperatorTimes(operators, torch.device("cpu"), in_graph=False)
     with times.watching():
         code.other()
         times.restart()
-        assert code.outer(1) == 3
-        code.other()
+        assert code.whole() == (3, None)
     assert vars(code) == before
-    assert times.ms() == {"layer": 3000 + 2000 - 2000 + 1000, "heart": 2000}
+    assert times.ms() == {"step": 9000 - 6000, "layer": 6000 - 2000, "heart": 2000}
 
 
 def test_the_second_of_two_equal_steps_can_be_kept() -> None:
     code = SimpleNamespace(step=lambda: None)
-    operators = Operators(places={"step": ((code, "step"),)}, inside={}, rest="rest")
+    operators = Operators(places={"step": ((code, "step"),)}, inside={})
     times = OperatorTimes(operators, torch.device("cpu"), in_graph=False)
     with times.watching():
         code.step()
@@ -48,7 +55,7 @@ def test_functions_come_back_after_an_error_too() -> None:
         raise ValueError("as planned")
 
     code = SimpleNamespace(step=fails)
-    operators = Operators(places={"step": ((code, "step"),)}, inside={}, rest="rest")
+    operators = Operators(places={"step": ((code, "step"),)}, inside={})
     with pytest.raises(ValueError, match="planned"), OperatorTimes(operators, torch.device("cpu"), False).watching():
         code.step()
     assert code.step is fails

@@ -14,8 +14,10 @@ from forebay.workers.operator_times import Operators, OperatorTimes
 from forebay.workers.residual import Trace
 from forebay.workers.sequence_model import SequenceModel
 
+REST = "norms, residuals, page tables"
 OPERATORS = Operators(
     places={
+        REST: ((Model, "decode"),),
         "KDA projections": ((attention.Attention, "kda"),),
         "KDA states": (
             (attention.Recurrent, "recur"),
@@ -25,17 +27,20 @@ OPERATORS = Operators(
         "latent projections": ((attention.Attention, "latent"),),
         "latent rows": ((attention.Recurrent, "attend"), (attention.Attention, "_attend_chosen")),
         "index keys": ((attention.Attention, "_choose"),),
-        "dense MLP, router, shared experts": ((model, "_mlp"),),
+        "dense MLP, router and shared experts": ((model, "_mlp"),),
         "routed experts": ((moe, "experts"),),
         "head": ((Model, "_logits"),),
     },
     inside={
+        "KDA projections": REST,
+        "latent projections": REST,
+        "dense MLP, router and shared experts": REST,
+        "head": REST,
         "KDA states": "KDA projections",
         "latent rows": "latent projections",
         "index keys": "latent projections",
-        "routed experts": "dense MLP, router, shared experts",
+        "routed experts": "dense MLP, router and shared experts",
     },
-    rest="norms, residuals, page tables",
 )
 
 
@@ -49,7 +54,6 @@ def prefill_chunks(of: SequenceModel, contexts: Contexts, ids: Tensor, start: in
 
 class ExactEngine:
     mode: Mode = "exact"
-    rest = OPERATORS.rest
 
     def __init__(self, of: Model, chunk_tokens: int) -> None:
         self.model, self.layout, self._chunk_tokens = of, of.layout, chunk_tokens

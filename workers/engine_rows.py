@@ -30,7 +30,6 @@ class Engine(Protocol):
     """What is measured: passes over contexts of its own pool. ids are int64 on the device."""
 
     mode: Mode
-    rest: str
 
     @property
     def layout(self) -> Layout: ...
@@ -51,7 +50,8 @@ class Engine(Protocol):
         ...
 
     def operators_ms(self, contexts: Contexts, ids: Tensor, steps: int) -> Shares:
-        """A step's time by operator of `floors`, or several of them, joined by commas. `rest` names all others."""
+        """A step's whole time by operator of `floors`, or several of them, joined by commas, and the rest by other
+        names. Looking takes time itself: the sum is more than an unwatched step."""
         ...
 
 
@@ -87,13 +87,10 @@ class EngineBench:
             Reference(name="expected", value=expected),
         )
         if (batch, tokens) in self.plan.profiled:
-            yield from self._operators(
-                self.engine.operators_ms(contexts, ids, self.plan.profiled_steps), ms, work, what
-            )
+            yield from self._operators(self.engine.operators_ms(contexts, ids, self.plan.profiled_steps), work, what)
 
-    def _operators(self, spent: Shares, step_ms: float, work: dict[str, Work], what: str) -> Iterator[Row]:
-        """The largest first. What is left of the step, which was timed with nobody looking, is the rest's."""
-        spent = {**spent, self.engine.rest: max(0.0, step_ms - sum(spent.values()))}
+    def _operators(self, spent: Shares, work: dict[str, Work], what: str) -> Iterator[Row]:
+        """The largest first."""
         for names, ms in sorted(spent.items(), key=lambda each: -each[1]):
             own = {name: work[name] for name in names.split(", ") if name in work}
             if ms > 0:

@@ -21,12 +21,11 @@ Places = tuple[tuple[Any, str], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
     """`places`: functions and methods in which an operator runs, by the owner of their name. `inside`: operators that
-    run within another's functions, whose time is not the other's. `rest`: all that no place covers.
+    run within another's functions, whose time is not the other's.
     """
 
     places: Mapping[str, Places]
     inside: Mapping[str, str]
-    rest: str
 
 
 class OperatorTimes:
@@ -54,12 +53,13 @@ class OperatorTimes:
 
     def ms(self) -> dict[str, float]:
         """By operator, each without those inside it. Everything launched must have ended."""
-        spent = dict.fromkeys(self._operators.places, 0.0)
+        whole = dict.fromkeys(self._operators.places, 0.0)
         for name, before, after in self._marks:
-            spent[name] += before.elapsed_time(after) if self._on_gpu else (after - before) * 1e3
+            whole[name] += before.elapsed_time(after) if self._on_gpu else (after - before) * 1e3
+        own = dict(whole)
         for inner, outer in self._operators.inside.items():
-            spent[outer] -= spent[inner]
-        return spent
+            own[outer] -= whole[inner]
+        return own
 
     def _timed(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **named: Any) -> Any:
