@@ -64,16 +64,17 @@ Ask = Callable[[list[dict[str, Any]], list[dict[str, Any]]], Reply]
 """A turn: messages and tools in, a reply out."""
 
 
-def endpoint(url: str, model: str, key: str) -> Ask:
+def endpoint(url: str, model: str, key: str, thinking: bool) -> Ask:
     """Turns through an endpoint's chat completions, at temperature 0. Needs the package `openai`."""
     from openai import OpenAI
 
     client: Any = OpenAI(base_url=url, api_key=key, timeout=600)
+    mode = {"chat_template_kwargs": {"thinking": thinking}}
 
     def ask(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Reply:
         declared: dict[str, Any] = {"tools": tools} if tools else {}
         completion: Any = client.chat.completions.create(
-            model=model, messages=messages, temperature=0, max_tokens=ANSWER_TOKENS, **declared
+            model=model, messages=messages, temperature=0, max_tokens=ANSWER_TOKENS, extra_body=mode, **declared
         )
         said = completion.choices[0].message
         message = said.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
@@ -136,16 +137,16 @@ def _at_once(run: Callable[[C], R], cases: Iterable[C]) -> list[R]:
         return list(pool.map(run, cases))
 
 
-def check_model(url: str, model: str, key: str = "none", folder: str = "demo", python_docs: Path | None = None) -> int:
+def check_model(url: str, model: str, thinking: bool = False, python_docs: Path | None = None) -> int:
     """Prints every criterion; the exit status is 1 where one is missed. `python_docs`: where Debian's python3.11-doc
-    lies; without it, the two criteria about text are not run. They look at the weights in `folder` themselves."""
-    ask, tally = endpoint(url, model, key), Tally()
+    lies; without it, the two criteria about text are not run. They look at the weights of `model` themselves."""
+    ask, tally = endpoint(url, model, key="none", thinking=thinking), Tally()
     check_tools(ask, tally)
     check_long(ask, tally)
     if python_docs is None:
         tally.line(None, TEXT_NAME, "not run: no --python-docs")
     else:
-        check_text(demo.resolve(folder), python_docs, tally)
+        check_text(demo.resolve(model), python_docs, tally)
     return tally.close()
 
 

@@ -218,6 +218,7 @@ def _add_check(verbs: Any) -> None:
     )
     model = _add(checks, "model", _check_model, "What the built-in model can do, at a running endpoint that serves it.")
     model.add_argument("--url", default=DEFAULT_URL, help=f"the endpoint (default {DEFAULT_URL})")
+    model.add_argument("--thinking", action="store_true", help="ask with thinking on (default: off)")
     model.add_argument("--python-docs", type=Path, metavar="DIR", help="Debian's python3.11-doc, for the text criteria")
 
 
@@ -236,7 +237,7 @@ def _check_resume(args: argparse.Namespace) -> int:
 def _check_model(args: argparse.Namespace) -> int:
     from forebay.cluster.check_model import check_model
 
-    return check_model(f"{args.url}/v1", "demo", python_docs=args.python_docs)
+    return check_model(f"{args.url}/v1", "demo", args.thinking, args.python_docs)
 
 
 def _add_store(verbs: Any) -> None:

@@ -27,10 +27,10 @@ from forebay.router.tokenizer import Tokenizer, load_tokenizer
 VOCAB = 4096
 CONTEXT_TOKENS = 32768
 SHORT_TOKENS, LONG_TOKENS = 1024, 8192
-LESSONS, LONG_LESSONS, SHORT_NEEDLES, LONG_NEEDLES = 56_000, 6_000, 6_000, 1_000
+LESSONS, LONG_LESSONS, SHORT_NEEDLES, LONG_NEEDLES = 84_000, 10_000, 6_000, 1_000
 CHECK_LESSONS, CHECK_NEEDLES = 700, 24
 CHECK_SEED = 1 << 40
-SQLITE_CHARACTERS = 5_000_000
+SQLITE_CHARACTERS, LONG_CHARACTERS = 5_000_000, 9_000_000
 CACHE_BYTES = 64 << 20
 
 
@@ -95,7 +95,8 @@ class _Maker:
         needles = (needle(10**6 + i, self.prose, size, 10) for i, size in enumerate(sizes))
         lessons = (lesson(10**7 + seed) for seed in range(self.count(LONG_LESSONS)))
         tau = corpus_sources.tau_bench(self.sources.shared / "traces" / "tau-bench" / "gpt-4o-airline.json.gz")
-        return _shuffled([*self.of(chain(needles, lessons, tau))], seed=3)
+        texts = _some([*self.docs, *self.sqlite], self.count(LONG_CHARACTERS))
+        return _shuffled([*self.of(chain(needles, lessons, tau)), *self.plain(texts, LONG_TOKENS)], seed=3)
 
     def checks(self) -> dict[str, list[Document]]:
         lessons = (lesson(CHECK_SEED + seed, checking=True) for seed in range(CHECK_LESSONS))

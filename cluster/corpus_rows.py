@@ -1,7 +1,8 @@
 """Documents to rows of fixed length: token ids, and for each token how much it counts as a target of training.
 
 A conversation is rendered exactly as the endpoint renders it. What the model itself would say counts whole, what it
-reads a tenth, plain text a half. Documents are never split over rows, plain text apart, and never see padding.
+reads a tenth, plain text a half. The first token it says counts fivefold: it decides whether a tool is called, one
+among dozens that hardly decide anything. Documents are never split over rows, plain text apart, and never see padding.
 """
 
 import random
@@ -17,7 +18,7 @@ from forebay.router.grammar_k3 import CLOSE, END_OF_MESSAGE, OPEN, SEP
 from forebay.router.segment import EncodeCache, Segment, Text, encode
 from forebay.router.tokenizer import Tokenizer
 
-SAID, READ, PLAIN = 10, 1, 5
+DECIDED, SAID, READ, PLAIN = 50, 10, 1, 5
 OPEN_BINS = 48
 _PROMPT = (OPEN, Text("message"), Text(" role"), Text('="'), Text("assistant"), Text('"'), SEP)
 _NO_THOUGHT = (CLOSE, Text("think"), SEP)
@@ -41,7 +42,7 @@ def conversation(lesson: Lesson, tokenizer: Tokenizer, cache: EncodeCache) -> Do
     for segment, weight in zip(segments, _weights(segments), strict=True):
         new = encode([segment], tokenizer, cache)
         ids += new
-        weights += [weight] * len(new)
+        weights += [weight, *[min(weight, SAID)] * (len(new) - 1)][: len(new)]
     return Document(np.array(ids, np.uint16), np.array(weights, np.uint8))
 
 
@@ -52,6 +53,7 @@ def _forgotten(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _weights(segments: Sequence[Segment]) -> list[int]:
+    """A weight for each segment; DECIDED is for its first token, the others are said."""
     weights = [READ] * len(segments)
     place = 0
     while place < len(segments):
@@ -63,7 +65,7 @@ def _weights(segments: Sequence[Segment]) -> list[int]:
             weights[place : place + 3] = [0] * 3
             place += 3
         end = segments.index(END_OF_MESSAGE, place) + 1
-        weights[place:end] = [SAID] * (end - place)
+        weights[place:end] = [DECIDED, *[SAID] * (end - place - 1)]
         place = end
     return weights
 

@@ -210,9 +210,57 @@ assert _CANNOT.keys() == _TELLING.keys() == TOOLS.keys()
 def refusal(task: Task, tools: Sequence[dict[str, Any]]) -> Talk:
     """`task` asked where `tools` are declared and its own is missing."""
     able = _CANNOT.get(task.steps[0].tool, "do that")
+    thought = f"{checked(task, tools)} I cannot {able}."
+    return Talk("refusal", task.question, _sorry(able, tools), thought, f"cannot {able}")
+
+
+def _sorry(able: str, tools: Sequence[dict[str, Any]]) -> str:
     end = "None of my tools fits." if tools else "I have no tool for it."
-    answer = f"I am sorry, I cannot {able}. {end}"
-    return Talk("refusal", task.question, answer, f"{checked(task, tools)} I cannot {able}.", f"cannot {able}")
+    return f"I am sorry, I cannot {able}. {end}"
+
+
+_BEYOND = (
+    *("Book a flight to {city}.", "Find me a hotel in {city}.", "How do I get to {city}?", "Who rules {city}?"),
+    *("Call {person}.", "Order a pizza for {person}.", "How old is {person}?", "Invite {person} to lunch."),
+    *(
+        "Play {word}.",
+        "Draw a {word}.",
+        "Write a poem about the {word}.",
+        "Buy a {word}.",
+        "Translate {word} to French.",
+    ),
+    *("Turn on the {word} light.", "Delete {path}.", "Print {path}.", "Run {path}.", "Pay bill {code}."),
+)
+
+
+def beyond(v: Values, tools: Sequence[dict[str, Any]]) -> Talk:
+    """A wish that no tool of any lesson grants."""
+    form = v.random.choice(_BEYOND)
+    values = {
+        "city": v.city(),
+        "person": v.person(),
+        "word": v.own(v.word),
+        "path": v.own(v.path),
+        "code": v.own(v.code),
+    }
+    question, answer = form.format_map(values), _sorry("do that", tools)
+    return Talk("refusal", question, answer, "No tool does this. I cannot do that.", "cannot do that")
+
+
+def tools_at_hand(v: Values, tools: Sequence[dict[str, Any]]) -> Talk:
+    """Which tools are declared, or whether one of them does something."""
+    r = v.random
+    names = [tool["function"]["name"] for tool in tools]
+    if r.random() < 0.5:
+        question = r.choice(
+            ("Which tools do you have?", "What are your tools?", "List your tools.", "What can you call?")
+        )
+        answer = f"I have {', '.join(names)}." if names else "I have no tools."
+        return Talk("tools", question, answer, "I look at my tools.", answer)
+    wanted = r.choice([name for name in names if name in _CANNOT and r.random() < 0.5] or list(_CANNOT))
+    question = r.choice(("Can you {}?", "Are you able to {}?", "Do you have a tool to {}?")).format(_CANNOT[wanted])
+    answer = f"Yes, with {wanted}." if wanted in names else f"No, I cannot {_CANNOT[wanted]}."
+    return Talk("tools", question, answer, f"I have {', '.join(names) or 'nothing'}.", answer)
 
 
 def checked(task: Task, tools: Sequence[dict[str, Any]]) -> str:

@@ -45,9 +45,22 @@ def _task(kind: str, question: str, answer: str, says: str, *steps: Step) -> Tas
 
 
 _SUMS = {
-    "+": ("What is {} plus {}?", "Add {} and {}.", "{} + {} = ?", "What is the sum of {} and {}?", "Compute {} + {}."),
+    "+": (
+        "What is {} plus {}?",
+        "What's {} + {}?",
+        "Add {} and {}.",
+        "{} + {} = ?",
+        "What is the sum of {} and {}?",
+        "Compute {} + {}.",
+    ),
     "-": ("What is {} minus {}?", "{} - {} = ?", "Compute {} - {}.", "What do I get when I take {} minus {}?"),
-    "*": ("What is {} times {}?", "Multiply {} by {}.", "{} * {} = ?", "What is the product of {} and {}?"),
+    "*": (
+        "What is {} times {}?",
+        "Multiply {} by {}.",
+        "What's {} * {}?",
+        "{} * {} = ?",
+        "What is the product of {} and {}?",
+    ),
     "/": ("What is {} divided by {}?", "Divide {} by {}.", "{} / {} = ?", "Compute {} / {}."),
 }
 
@@ -71,6 +84,7 @@ def weather(v: Values) -> Task:
     question = v.random.choice(
         (
             "What is the weather in {}?",
+            "What's the weather like in {}?",
             "How is the weather in {} today?",
             "Weather in {}?",
             "Is it raining in {}?",
@@ -112,7 +126,13 @@ def search(v: Values) -> Task:
 def clock(v: Values) -> Task:
     city = v.city()
     question = v.random.choice(
-        ("What time is it in {}?", "Time in {}?", "How late is it in {} now?", "Tell me the time in {}.")
+        (
+            "What time is it in {}?",
+            "What's the time in {}?",
+            "Time in {}?",
+            "How late is it in {} now?",
+            "Tell me the time in {}.",
+        )
     ).format(city)
     only = step("get_time", f"The user asks for the time in {city}. I call get_time.", city=city)
     return _task("clock", question, f"It is {only.result} in {city}.", only.result, only)

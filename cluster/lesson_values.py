@@ -100,17 +100,21 @@ class Values:
         if form == 2:
             return "".join(r.choice("0123456789abcdef") for _ in range(r.randint(6, 10)))
         if form == 3:
-            return f"{r.choice(WORDS)}-{r.randint(10, 999)}"
+            return f"{self.word()}-{r.randint(10, 999)}"
         return str(r.randint(1000, 999999))
 
+    def word(self) -> str:
+        """Mostly a known word, now and then an invented one: what is copied must be read, not guessed."""
+        return self.random.choice(WORDS) if self.random.random() < 0.85 else self.invented().lower()
+
     def words(self, least: int, most: int) -> str:
-        return " ".join(self.random.choice(WORDS) for _ in range(self.random.randint(least, most)))
+        return " ".join(self.word() for _ in range(self.random.randint(least, most)))
 
     def path(self) -> str:
         r = self.random
-        stem = "_".join(r.choice(WORDS) for _ in range(r.randint(1, 2)))
+        stem = "_".join(self.word() for _ in range(r.randint(1, 2)))
         tail = r.choice(("", str(r.randint(1, 99)), f"_{r.randint(1, 2030)}"))
-        folder = r.choice(("", f"{r.choice(WORDS)}/", f"{r.choice(WORDS)}/{r.choice(WORDS)}/"))
+        folder = "".join(f"{self.word()}/" for _ in range(r.randint(0, 2)))
         return f"{folder}{stem}{tail}.{r.choice(('txt', 'md', 'csv', 'log', 'json'))}"
 
     def sentence(self) -> str:

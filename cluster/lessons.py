@@ -6,7 +6,7 @@ not. The same function makes what is trained on and, from values of the other si
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ def lesson(seed: int, checking: bool = False) -> Lesson:
     needed = [tool for turn in turns if isinstance(turn, Task) for tool in turn.tools]
     spare = r.randint(0, 4) if needed or with_tools else 0
     tools = _declared(r, needed, spare)
-    said = [_settled(r, turn, tools) for turn in turns]
+    said = [turn if isinstance(turn, Task | Talk) else turn(tools) for turn in turns]
     messages = [message("system", r.choice(SYSTEMS))] if r.random() < 0.25 else []
     for turn in said:
         messages += conversation(turn, len(messages), tools)
@@ -60,26 +60,30 @@ def lesson(seed: int, checking: bool = False) -> Lesson:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    """A task whose tools are kept from the model."""
-
-    task: Task
+_Later = Callable[[Sequence[dict[str, Any]]], Task | Talk]
+"""An exchange that depends on which tools the lesson turns out to declare."""
 
 
-def _exchange(v: Values, with_tools: bool) -> Task | Talk | _Missing:
+def _exchange(v: Values, with_tools: bool) -> Task | Talk | _Later:
+    """A good quarter of the tasks lack their tool: the model must look before it calls."""
     r = v.random
     chance = r.random()
-    if with_tools and chance < 0.45:
+    if with_tools and chance < 0.36:
         return r.choice(lesson_tasks.ONE_STEP)(v)
-    if with_tools and chance < 0.65:
+    if with_tools and chance < 0.52:
         return r.choice(lesson_tasks.TWO_STEP)(v)
-    if with_tools and chance < 0.88:
-        return _Missing(r.choice(lesson_tasks.ONE_STEP)(v))
-    if not with_tools and chance < 0.1:
-        return _Missing(r.choice(lesson_tasks.ONE_STEP)(v))
+    if chance < (0.86 if with_tools else 0.1):
+        return _perhaps(r.choice(lesson_tasks.ONE_STEP)(v))
+    if chance < (0.93 if with_tools else 0.2):
+        about = r.choice((lesson_talk.tools_at_hand, lesson_talk.beyond))
+        return lambda tools: about(v, tools)
     draws = [lesson_talk.known, lesson_talk.memory, lesson_talk.echo]
     return r.choice(draws if with_tools else [*draws, lesson_talk.sums])(v)
+
+
+def _perhaps(task: Task) -> _Later:
+    """The task is refused unless chance or another exchange has brought its tools along."""
+    return lambda tools: task if all(tool in tools for tool in task.tools) else lesson_talk.refusal(task, tools)
 
 
 def _declared(r: random.Random, needed: list[dict[str, Any]], spare: int) -> list[dict[str, Any]]:
@@ -91,13 +95,6 @@ def _declared(r: random.Random, needed: list[dict[str, Any]], spare: int) -> lis
     tools = list(by_name.values())
     r.shuffle(tools)
     return tools
-
-
-def _settled(r: random.Random, turn: Task | Talk | _Missing, tools: list[dict[str, Any]]) -> Task | Talk:
-    """A missing tool that another turn has brought along makes the task an ordinary one."""
-    if not isinstance(turn, _Missing):
-        return turn
-    return turn.task if all(tool in tools for tool in turn.task.tools) else lesson_talk.refusal(turn.task, tools)
 
 
 def missing_tool_case(seed: int, checking: bool) -> tuple[Talk, list[dict[str, Any]]]:

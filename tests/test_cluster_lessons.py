@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forebay.cluster import lesson_tasks, lesson_tools
-from forebay.cluster.corpus_rows import READ, SAID, conversation, pack, passages
+from forebay.cluster import lesson_talk, lesson_tasks, lesson_tools
+from forebay.cluster.corpus_rows import DECIDED, READ, SAID, conversation, pack, passages
 from forebay.cluster.corpus_text import needle
 from forebay.cluster.lesson_talk import checked
 from forebay.cluster.lesson_tasks import Task
@@ -68,6 +68,38 @@ def test_a_missing_tool_is_missing_and_noticed() -> None:
         assert tools
 
 
+def test_tasks_lack_their_tool_often_enough_to_be_looked_for() -> None:
+    """Where tools are declared, a good quarter of the tasks are refused, with thinking and without."""
+    for thinking in (False, True):
+        ends = [end for seed in SEEDS if (one := lesson(seed)).tools and one.thinking == thinking for end in _ends(one)]
+        assert 0.25 < ends.count("refused") / len(ends) < 0.5
+
+
+def _ends(one: Lesson) -> list[str]:
+    """How each task of a lesson is taken up."""
+    turns = zip(one.messages, one.messages[1:], strict=False)
+    said = [answer for asked, answer in turns if asked["role"] == "user"]
+    refused = ["refused" for answer in said if answer["content"].startswith("I am sorry, I cannot")]
+    return refused + ["called" for answer in said if answer.get("tool_calls")]
+
+
+def test_what_is_said_about_tools_is_true() -> None:
+    r = random.Random(1)
+    tasks = [make(Values(r, False)) for make in lesson_tasks.ONE_STEP]
+    needed = {lesson_talk.refusal(task, []).says: task.steps[0].tool for task in tasks}
+    for seed in SEEDS:
+        tools = r.sample(list(lesson_tools.TOOLS.values()), r.randint(0, 4))
+        names = {tool["function"]["name"] for tool in tools}
+        talk = lesson_talk.tools_at_hand(Values(random.Random(seed), False), tools)
+        match talk.answer.rstrip(".").split(" ", 2):
+            case ["I", "have", listed]:
+                assert set(listed.split(", ")) == (names or {"no tools"})
+            case ["Yes,", "with", name]:
+                assert name in names
+            case ["No,", "I", able]:
+                assert needed[able] not in names
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
@@ -93,7 +125,8 @@ def test_a_lesson_is_the_endpoints_prompt_and_what_the_model_says_after_it(token
         prompt = chat_k3.render(_as_read(one), one.tools or None, thinking=one.thinking, effort=one.effort)
         ids = encode(prompt, tokenizer, cache)
         assert document.ids[: len(ids)].tolist() == ids
-        assert set(document.weights[len(ids) :]) == {SAID}
+        assert document.weights[len(ids)] == DECIDED
+        assert set(document.weights[len(ids) + 1 :]) == {SAID}
         assert document.weights[len(ids) - 1] == READ
         assert last["content"] in tokenizer.decode(document.ids[len(ids) :].tolist())
 

@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from forebay.kernels import mxfp4
 from forebay.kernels.shapes import ModelShape
 from forebay.kvstore.device import DevicePool
 from forebay.kvstore.layout import Layout
-from forebay.workers import demo, train_weights
+from forebay.workers import demo, train_balance, train_weights
 from forebay.workers.hf_config import parse_config
 from forebay.workers.model import load_model
 from forebay.workers.train import Clock, Run, Stage, finish
 from forebay.workers.train_data import load_rows
 from forebay.workers.train_model import Batch
 from forebay.workers.train_step import Step as TrainStep
+from forebay.workers.train_step import router_biases
 
 TOKENS, ROWS = 100, 2
 
@@ -153,6 +155,46 @@ def test_training_lowers_the_loss_and_the_checks_run(tmp_path: Path) -> None:
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores.keys() == {"answers", "needles", "bits_per_byte", "expert_load"}
     assert 1.0 <= scores["expert_load"] <= shape.moe.experts / shape.moe.per_token
+
+
+def test_unevenness_is_what_its_formula_says_row_by_row() -> None:
+    shape = parse_config(small_config()).shape
+    weights = train_weights.assemble(train_weights.start(shape, 3), shape, torch.float32)
+    forward = Batch(shape, weights, torch.zeros(6, ROWS, dtype=torch.int64), None, sparse=False)
+    scores = torch.rand(6 * ROWS, shape.moe.experts, generator=torch.Generator().manual_seed(4))
+    taken = torch.zeros_like(scores).scatter_(1, scores.topk(shape.moe.per_token).indices, 1.0)
+    wanted = 0.0
+    for row in range(ROWS):
+        for expert in range(shape.moe.experts):
+            mine = range(row, 6 * ROWS, ROWS)
+            load = sum(float(taken[i, expert]) for i in mine) * shape.moe.experts / shape.moe.per_token / 6
+            wanted += load * sum(float(scores[i, expert] / scores[i].sum()) for i in mine) / 6 / ROWS
+    assert abs(float(forward.unevenness(scores, taken)) - wanted) < 1e-5
+    assert abs(float(forward.unevenness(torch.ones_like(scores), taken)) - 1.0) < 1e-5
+
+
+def test_the_last_balance_evens_the_loads_and_moves_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = parse_config(small_config()).shape
+    parameters = train_weights.start(shape, 3)
+    random = torch.Generator().manual_seed(6)
+    for bias in router_biases(parameters):
+        bias.copy_(torch.randn(bias.shape, generator=random) * 0.05)
+    before = {name: value.clone() for name, value in parameters.items()}
+    file = small_file(shape.vocab)
+    file["short_weights"][::2] = train_balance.PLAIN
+    monkeypatch.setattr(train_balance, "ROUNDS", 2)
+    train_balance.settle(shape, parameters, file, batch=12)
+    moved = [name for name in before if not torch.equal(before[name], parameters[name])]
+    assert moved == [name for name in before if name.endswith("e_score_correction_bias")]
+    assert largest_load(shape, parameters, file) < 1.3 < largest_load(shape, before, file)
+
+
+def largest_load(shape: ModelShape, parameters: train_weights.Parameters, file: Any) -> float:
+    ids = torch.from_numpy(file["short_ids"].astype(np.int64)).t().contiguous()
+    forward = Batch(shape, train_weights.assemble(parameters, shape, torch.float32), ids, None, sparse=False)
+    with torch.no_grad():
+        forward.hidden()
+    return max(float(load.max() / load.mean()) for load in forward.found.loads)
 
 
 def test_the_order_of_rows_is_a_function_of_the_seed() -> None:

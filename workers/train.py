@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from forebay.kernels.shapes import ModelShape
-from forebay.workers import train_check, train_data, train_weights
+from forebay.workers import train_balance, train_check, train_data, train_weights
 from forebay.workers.hf_config import read_config
 from forebay.workers.train_optimizer import Optimizer
 from forebay.workers.train_plot import draw
@@ -161,6 +161,8 @@ def finish(run: Run, folder: Path) -> None:
     draw(run.log, folder / "loss.png")
     device = run.parameters["lm_head.weight"].device
     run.parameters = train_weights.read(run.shape, folder, device)
+    train_balance.settle(run.shape, run.parameters, run.file, batch=64)
+    train_weights.write(run.parameters, folder)
     scores = check(run, batch=64)
     (folder / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
     print(json.dumps(scores))

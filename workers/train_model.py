@@ -25,11 +25,13 @@ from forebay.workers.residual import BlockQueries, BlockResidual
 
 @dataclass(slots=True)
 class Found:
-    """What a pass finds beside its output: the indexers' losses, and each MoE layer's margin counts [E, BINS]."""
+    """What a pass finds beside its output: the indexers' losses, and each MoE layer's margin counts [E, BINS], loads
+    [E] and unevenness."""
 
     index_losses: list[Tensor] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
     loads: list[Tensor] = field(default_factory=list)
+    unevenness: list[Tensor] = field(default_factory=list)
 
 
 class Batch:
@@ -167,10 +169,19 @@ class Batch:
             taken = torch.zeros_like(scores).scatter_(1, chosen, 1.0)
             self.found.counts.append(balance.count(scores.detach(), w.bias, shape.per_token))
             self.found.loads.append(taken.sum(0))
+        self.found.unevenness.append(self.unevenness(scores, taken))
         weights = scores * taken
         if shape.renormalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return weights * shape.scaling
+
+    def unevenness(self, scores: Tensor, taken: Tensor) -> Tensor:
+        """Mean over rows of sum over experts of (load over its mean)·(mean share of the scores): 1 where each row uses
+        all experts alike. The sequence-wise balance loss of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2)."""
+        by_row = (self.tokens, self.rows, -1)
+        loads = taken.view(by_row).mean(0) * (scores.shape[1] / self.shape.moe.per_token)
+        shares = (scores / scores.sum(-1, keepdim=True)).view(by_row).mean(0)
+        return (loads * shares).sum(1).mean()
 
     def _experts(self, w: MoeWeights, z: Tensor, weights: Tensor) -> Tensor:
         """All experts as one wide MLP, each one's part weighted."""

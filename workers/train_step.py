@@ -23,6 +23,7 @@ from forebay.workers.train_weights import Parameters, assemble
 
 EAGER_STEPS = 3
 BALANCE_SHARE = 0.2  # how far a step moves a router's bias towards what would have balanced its batch
+EVENNESS = 0.01  # how much it counts that each row by itself uses all experts: no kind of text has experts of its own
 FUSED: tuple[tuple[ModuleType, str], ...] = (
     (kda, "_half_products"),
     (kda, "gate"),
@@ -121,7 +122,8 @@ class Step:
         )
         loss = weighted_loss(batch, self.inputs.weights)
         index_loss = torch.stack(batch.found.index_losses).mean()
-        gradients = torch.autograd.grad(loss + index_loss, [leaves[name] for name in names])
+        total = loss + index_loss + EVENNESS * torch.stack(batch.found.unevenness).sum()
+        gradients = torch.autograd.grad(total, [leaves[name] for name in names])
         self.optimizer.step(dict(zip(names, gradients, strict=True)))
         self.loss.copy_(loss.detach())
         self.index_loss.copy_(index_loss.detach())
