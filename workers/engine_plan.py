@@ -19,7 +19,7 @@ KI = 1 << 10
 class Plan:
     """`decode`: (sequences, tokens of context each). `prefill`: tokens of one prompt. `warm`: (tokens that are there
     already, new ones). `start`: the first prompt's tokens. `profiled`: the decode rows whose operators are timed, over
-    `profiled_steps` steps. Decode rows are of `steps` steps, the others medians of `repeats` runs.
+    `profiled_steps` steps. Decode rows are of `steps` steps, the others medians of up to `repeats` runs.
     """
 
     block_tokens: int
