@@ -117,9 +117,10 @@ def _unknown_keys(value: Any, hint: Any) -> Iterator[str]:
 
 def _checked(config: EndpointConfig) -> EndpointConfig:
     """Builds what each room would be given, so that their own checks speak now."""
-    for kind in KINDS:
-        worker_config(config, kind, "")
-    router_config(config, _stand_in(config))
+    shares = [share for kind in KINDS for share in worker_config(config, kind, "").store.classes]
+    known = [each.name for each in router_config(config, _stand_in(config)).classes]
+    for share in shares:
+        assert share.name in known, f"[store] classes: {share.name}: no class of [router] ({', '.join(known)})"
     return config
 
 

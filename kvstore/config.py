@@ -12,8 +12,38 @@ SsdWritePolicy = Literal["write_back", "write_through", "selective"]
 PoolWritePolicy = Literal["write_through", "selective"]
 
 POOL_SEGMENT_BYTES_MIN = 1 << 24
+CLASS_BYTES_MAX = 32
 _POSITIVE = ("device_bytes", "remembered_keys", "prefill_token_s", "ssd_uses", "ssd_queue_bytes", "remembered_uses")
 _POOL_POSITIVE = ("pool_uses", "pool_copies", "pool_queue_bytes", "pool_known_pages", "pool_ask_s", "pool_read_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassShare:
+    """What a class of requests may keep for later ones. A unit counts for the class that stored it there.
+
+    Raises ValueError that names the field.
+    """
+
+    name: str
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    ssd_bytes: int | None = None
+    """How much of each tier it holds at most, of the device what no live request uses: beyond that its own goes first.
+    Of the device and the SSD that is one worker's, of the host the node's. None: what the tier has."""
+
+    ttl_s: float | None = None
+    """What no request used for so long is not hit and goes; a use by another class counts for as long as that class
+    keeps things. The cluster-wide pool, which forgets by rules of its own, is not given any of it. A restart of the
+    worker counts as a use of what lies on the SSD. None: it stays until there is no room."""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name.encode()) <= CLASS_BYTES_MAX:
+            raise ValueError(f"classes: name: 1 to {CLASS_BYTES_MAX} bytes, not {self.name!r}")
+        for each in ("device_bytes", "host_bytes", "ssd_bytes"):
+            if (getattr(self, each) or 0) < 0:
+                raise ValueError(f"classes: {self.name}: {each}: must not be less than 0")
+        if self.ttl_s is not None and self.ttl_s <= 0:
+            raise ValueError(f"classes: {self.name}: ttl_s: must be more than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +134,9 @@ class StoreConfig:
     pool_devices: str = ""
     """Names of the RDMA devices, with commas; empty: Mooncake chooses."""
 
+    classes: tuple[ClassShare, ...] = ()
+    """Quotas and times to live of classes, by the router's names of them. A class that is not here has neither."""
+
     prefill_token_s: float = 1e-4
     prefill_pair_s: float = 1e-10
     """What prefill costs a token, and a pair of tokens: how the eviction weighs long prefixes against short ones."""
@@ -125,6 +158,8 @@ class StoreConfig:
             raise ValueError(f"rank: {self.rank} is none of {self.ranks} ranks")
         if (self.ssd_path is None) != (self.ssd_bytes == 0):
             raise ValueError("ssd_path, ssd_bytes: the SSD tier takes both, or neither")
+        if len({each.name for each in self.classes}) < len(self.classes):
+            raise ValueError("classes: each name once")
         if self.pool is not None:
             self._check_pool(self.pool)
         for name in (*_POSITIVE, *_POOL_POSITIVE):

@@ -11,9 +11,10 @@ does without: it stores nothing, and restores nothing.
     changes                                     what came and what went since the last call
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from forebay.kvstore.shared_table import (
     Table,
     check,
     dead_workers,
+    of_class,
     rebuilt,
     unfinished,
     victims,
@@ -56,14 +58,23 @@ class Changes:
 
 
 class Directory:
-    """This worker's access. `pid` and `started` stand for its process, and `is_alive` tells of others'."""
+    """This worker's access. `pid` and `started` stand for its process, and `is_alive` tells of others'. `quotas`: how
+    many granules of each class may be found or written, of the classes that have a quota."""
 
-    def __init__(self, file: SharedFile, pid: int, started: int, is_alive: Alive = alive) -> None:
+    def __init__(
+        self,
+        file: SharedFile,
+        pid: int,
+        started: int,
+        is_alive: Alive = alive,
+        quotas: Mapping[str, int] | None = None,
+    ) -> None:
         """The file is locked. Raises ArenaError where too many workers use it."""
         self.table: Table = file.table
         self.entries = Entries(file.table)
         self._file = file
         self._is_alive = is_alive
+        self._quotas = dict(quotas or {})
         self._to_free: list[int] = []
         self._to_unpin: list[int] = []
         with self._inside():
@@ -83,14 +94,15 @@ class Directory:
             if known is not None:
                 if self.table.state[known] != READY:
                     return None
-                self.entries.use(known, unit.worth)
+                self.entries.use(known, unit.worth, unit.expires_at)
                 return self.entries.stored(known)
-            chosen = self._room(unit)
-            if chosen is None:
-                return None
-            if chosen and spill:
-                return Leaving(units=tuple(self.entries.leave(entry, self._slot) for entry in chosen))
-            self.entries.free(chosen)
+            for room in (self._class_room, self._room):
+                chosen = room(unit)
+                if chosen is None:
+                    return None
+                if chosen and spill:
+                    return Leaving(units=tuple(self.entries.leave(entry, self._slot) for entry in chosen))
+                self.entries.free(chosen)
             return self.entries.place(unit, self._slot)
 
     def publish(self, place: Place, checksums: Sequence[int]) -> Stored | None:
@@ -114,8 +126,9 @@ class Directory:
         with self._critical():
             pass
 
-    def pin(self, entries: Ints, serials: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Those that are there stay until `unpin`, and were used now. Which ones they are."""
+    def pin(self, entries: Ints, serials: npt.NDArray[np.uint64], expires_at: float = inf) -> npt.NDArray[np.bool_]:
+        """Those that are there stay until `unpin`, and were used now: they are kept until `expires_at` at least. Which
+        ones they are."""
         with self._critical() as entered:
             if not entered:
                 return np.zeros(len(entries), dtype=bool)
@@ -124,7 +137,7 @@ class Directory:
             )
             self.table.readers[entries[there]] |= self._bit
             for entry in entries[there].tolist():
-                self.entries.use(entry, float(self.table.entries["worth"][entry]))
+                self.entries.use(entry, float(self.table.entries["worth"][entry]), expires_at)
             return there
 
     def unpin(self, entries: Ints) -> None:
@@ -136,6 +149,14 @@ class Directory:
         """Its bytes are wrong."""
         with self._critical() as entered:
             if entered and self.table.state[entry] == READY and self.table.serial[entry] == serial:
+                self.entries.doom(entry)
+
+    def expire(self, now: float) -> None:
+        """What nobody used until its time came is found by nobody any more."""
+        if not len(self._expired(now)):
+            return
+        with self._critical() as entered:
+            for entry in self._expired(now).tolist() if entered else ():
                 self.entries.doom(entry)
 
     def count_request(self) -> None:
@@ -248,6 +269,21 @@ class Directory:
         table.set("n_free", len(free))
         table.set("rebuilt", table.get("rebuilt") + 1)
         self._end(dead_workers(table, self._is_alive))
+
+    def _expired(self, now: float) -> Ints:
+        return np.flatnonzero((self.table.state == READY) & (self.table.entries["expires_at"] <= now))
+
+    def _class_room(self, unit: Unit) -> list[int] | None:
+        """What its class has to give up for it, or None where it is to stay outside."""
+        class_name, table = unit.label.origin.class_name, self.table
+        if class_name not in self._quotas:
+            return []
+        own, quota = of_class(table, class_name), self._quotas[class_name]
+        excess = int(table.entries["n_pages"][own].sum()) + unit.n_pages - quota
+        if excess <= 0:
+            return []
+        self._end(dead_workers(table, self._is_alive))
+        return victims(table, excess, quota // SPARE_SHARE, unit.worth, among=own)
 
     def _room(self, unit: Unit) -> list[int] | None:
         """What has to go for it, or None where it is to stay outside."""

@@ -128,6 +128,22 @@ class Valuation:
         return [span for tier in self._tiers for span in tier.spans[group].get(key, ())]
 
 
+def least(
+    ranked: list[tuple[float, Unit]], n_pages: int, spare_pages: int, below: float
+) -> list[tuple[float, Unit]] | None:
+    """The first of `ranked` that hold `n_pages`, and up to `spare_pages` beyond, all worth less than `below`.
+
+    None where they hold fewer than `n_pages` together.
+    """
+    chosen: list[tuple[float, Unit]] = []
+    for value, unit in ranked:
+        if n_pages + spare_pages <= 0 or value >= below:
+            break
+        chosen.append((value, unit))
+        n_pages -= len(unit.pages)
+    return chosen if n_pages <= 0 else None
+
+
 def _place(unit: Unit) -> int:
     """Among equals, rows from a chain's end on, checkpoints from its start on: the furthest serves the next turn."""
     return -unit.first_block if isinstance(unit, Span) else 0

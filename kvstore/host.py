@@ -23,8 +23,9 @@ from forebay.kvstore.shared_entries import Place, Stored, Unit
 from forebay.kvstore.ssd import Adopt
 
 Bytes = npt.NDArray[np.uint8]
-Spill = Callable[[Label, int, Bytes], None]
-"""Takes a unit that leaves memory: its label, how often it was used, its pages' bytes [pages, n_bytes]."""
+Spill = Callable[[Label, int, float, Bytes], None]
+"""Takes a unit that leaves memory: its label, how often it was used, until when it is kept, its pages' bytes [pages,
+n_bytes]."""
 
 TRIES = 4
 """How often room is made for one unit, where others take it meanwhile."""
@@ -71,7 +72,8 @@ class HostPool:
         noted = np.concatenate(pages)[self._entry[np.concatenate(pages)] >= 0] if pages else np.empty(0, np.int32)
         entries, first = np.unique(self._entry[noted], return_index=True)
         if len(entries):
-            there = self.directory.pin(entries, self._serial[noted[first]])
+            until = max(move.expires_at for move in moves if move.source == "host")
+            there = self.directory.pin(entries, self._serial[noted[first]], until)
             entries = entries[there]
             self._read = dict(zip(entries.tolist(), self._serial[noted[first]][there].tolist(), strict=True))
         try:
@@ -92,7 +94,7 @@ class HostPool:
             self.lose(move)
             if spill is not None:
                 assert move.label is not None
-                spill(move.label, move.uses, device.gather(move.source_pages, move.n_bytes))
+                spill(move.label, move.uses, move.expires_at, device.gather(move.source_pages, move.n_bytes))
         else:
             self._note(move.target_pages, answer)
 
@@ -178,6 +180,7 @@ class HostPool:
             n_bytes=move.n_bytes,
             worth=move.worth,
             uses=move.uses,
+            expires_at=move.expires_at,
         )
 
     def _room(self, unit: Unit, spill: Spill | None) -> Place | Stored | None:
@@ -205,7 +208,8 @@ class HostPool:
             for row, page in zip(data, pages, strict=True)
         ]
         if sums == table.checksums[stored.entry, : unit.n_pages].tolist():
-            spill(unit.label if unit.rows else replace(unit.label, group=STATES), unit.uses, data)
+            label = unit.label if unit.rows else replace(unit.label, group=STATES)
+            spill(label, unit.uses, unit.expires_at, data)
 
     def _copy_down(self, device: DevicePool, move: Move, place: Place) -> Stored | None:
         granules = self.directory.table.granules

@@ -11,11 +11,13 @@ under which its last block is found vouches for the whole run, and a span whose 
 is redundant: it is freed as soon as nobody pins it.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from typing import TypeVar
 
 from forebay.kvstore.layout import Layout
-from forebay.kvstore.moves import Pages, Tier
+from forebay.kvstore.moves import NOBODY, Origin, Pages, Tier
 from forebay.kvstore.pool import PagePool
 
 
@@ -32,6 +34,10 @@ class Unit:
     entered: bool = False
     lost: bool = False
     """Its bytes will not be there: it never matches."""
+
+    origin: Origin = NOBODY
+    expires_at: float = inf
+    """In seconds of the turns' clock: it goes then, unless it is used before."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -60,11 +66,16 @@ AnyUnit = TypeVar("AnyUnit", bound=Unit)
 
 
 class TierIndex:
-    """One tier's pages and units. Mutating calls keep `check()` true."""
+    """One tier's pages and units. Mutating calls keep `check()` true.
+
+    `held_pages`: of all units, by the class that is charged with them; `cached_pages`: of those that nobody pins.
+    """
 
     def __init__(self, tier: Tier, layout: Layout, n_pages: int) -> None:
         self.tier = tier
         self.pool = PagePool(n_pages)
+        self.held_pages: Counter[str] = Counter()
+        self.cached_pages: Counter[str] = Counter()
         self.units: dict[Unit, None] = {}
         self.spans: dict[str, dict[bytes, list[Span]]] = {group.name: {} for group in layout.paged}
         self.checkpoints: dict[bytes, Checkpoint] = {}
@@ -80,12 +91,21 @@ class TierIndex:
         assert unit.pins == 1
         assert not unit.entered
         self.units[unit] = None
+        self.held_pages[unit.origin.class_name] += len(unit.pages)
         return unit
+
+    def charge(self, unit: Unit, origin: Origin) -> None:
+        """A pinned unit is of this origin from now on."""
+        assert unit.pins > 0
+        self.held_pages[unit.origin.class_name] -= len(unit.pages)
+        self.held_pages[origin.class_name] += len(unit.pages)
+        unit.origin = origin
 
     def pin(self, unit: Unit) -> None:
         assert unit in self.units
         if unit.pins == 0:
             self.pool.lease(len(unit.pages))
+            self.cached_pages[unit.origin.class_name] -= len(unit.pages)
         unit.pins += 1
 
     def unpin(self, unit: Unit) -> None:
@@ -96,6 +116,7 @@ class TierIndex:
             return
         if unit.entered and not self._redundant(unit):
             self.pool.cache(len(unit.pages))
+            self.cached_pages[unit.origin.class_name] += len(unit.pages)
             return
         if unit.entered:
             self._withdraw(unit)
@@ -149,6 +170,8 @@ class TierIndex:
         assert len(pages) == len(set(pages)), "a page has one owner"
         assert sum(len(unit.pages) for unit in self.units if unit.pins) == self.pool.leased
         assert sum(len(unit.pages) for unit in self.units if not unit.pins) == self.pool.cached
+        assert +self.held_pages == _pages_by_class(list(self.units)), "every page is charged to one class"
+        assert +self.cached_pages == _pages_by_class(self.evictable())
         assert all(unit.entered for unit in self.units if not unit.pins), "what nobody pins can match"
         assert not any(self._redundant(unit) for unit in self.units if not unit.pins)
         listed = [(key, span) for where in self.spans.values() for key, spans in where.items() for span in spans]
@@ -166,6 +189,8 @@ class TierIndex:
         where = self.spans[newer.group]
         covered = {other for key in newer.keys for other in where[key] if other is not newer}
         for other in covered:
+            if other.keys[-1] in newer.keys:
+                newer.expires_at = max(newer.expires_at, other.expires_at)  # it stands for that one from now on
             if other.pins == 0 and self._redundant(other):
                 self.forget(other)
 
@@ -183,4 +208,13 @@ class TierIndex:
 
     def _free(self, unit: Unit, *, cached: bool) -> None:
         del self.units[unit]
+        self.held_pages[unit.origin.class_name] -= len(unit.pages)
+        self.cached_pages[unit.origin.class_name] -= len(unit.pages) * cached
         self.pool.give(unit.pages, cached=cached)
+
+
+def _pages_by_class(units: list[Unit]) -> Counter[str]:
+    pages: Counter[str] = Counter()
+    for unit in units:
+        pages[unit.origin.class_name] += len(unit.pages)
+    return pages

@@ -20,7 +20,7 @@ from forebay.kvstore.index import Span, TierIndex, Unit
 from forebay.kvstore.layout import PagedGroup
 from forebay.kvstore.leased_pages import LeasedPages
 from forebay.kvstore.lookup import Found, Hit
-from forebay.kvstore.moves import Move, Pages, Tier
+from forebay.kvstore.moves import NOBODY, Move, Origin, Pages, Tier
 from forebay.kvstore.pending import Arrival, Pending
 from forebay.kvstore.policy import checkpoints_for
 from forebay.kvstore.tiers import Tiers
@@ -70,6 +70,7 @@ class Lease:
         self._keys = chain.keys if chain is not None else ()
         self._on_close = on_close
         self._turn = turn
+        self._origin = NOBODY if turn is None else Origin(class_name=turn.class_name)
         self._leased = LeasedPages(tiers, self._keys)
         self._pending = Pending()
         self._committed_blocks = hit.tokens // tiers.layout.block_tokens
@@ -110,6 +111,7 @@ class Lease:
             self._note_use()
             self._uncounted_prompt = 0
         self._pending.complete()
+        self._tiers.keep_quotas()
 
     def commit(self, upto_tokens: int) -> None:
         """The rows of all tokens below `upto_tokens` are in the pages: their whole blocks become matchable.
@@ -120,8 +122,10 @@ class Lease:
         assert upto_tokens <= self.capacity_tokens
         blocks = min(upto_tokens // self._layout.block_tokens, len(self._keys))
         if blocks > self._committed_blocks:
+            room = self._tiers.make_class_room(self._origin.class_name, self._pages_to_enter(blocks))
             full = [span for group in self._layout.paged for span in self._commit_group(group, blocks)]
             self._committed_blocks = blocks
+            self._pending.take(room)
             self._pending.take(self._tiers.write_through(full))
 
     def checkpoint(self, at_tokens: int) -> Refusal | None:
@@ -137,6 +141,7 @@ class Lease:
         known = self._tiers.lookup.checkpoint(self._keys[blocks - 1])
         if known is not None:
             known[1].tick = self._tiers.tick
+            self._tiers.limits.renew(known[1], self._origin.class_name)
             self._note_state(blocks)
             self._pending.take(self._tiers.write_through(self._partial_spans(blocks)))
             return None
@@ -164,6 +169,7 @@ class Lease:
             self._pending.abandon()
             self._leased.release()
             self._on_close(self)
+            self._tiers.keep_quotas()
 
     def start(self, found: Found, *, n_prompt: int, capacity_tokens: int) -> Refusal | None:
         """Pin the hit, then make room, then lay out all pages. For `Store.open`, which closes it on a refusal."""
@@ -172,7 +178,8 @@ class Lease:
         room = self._tiers.make_room(needed)
         if room is None:
             return self._refusal(capacity_tokens, needed)
-        self._tiers.use(self.pins)
+        self._tiers.use(self.pins, self._origin)
+        self._pending.take(self._tiers.make_class_room(self._origin.class_name, _pages_to_bring(found)))
         self._pending.take(room)
         self._pending.take(self._tiers.save_used(self.pins))
         for group in self._layout.paged:
@@ -219,9 +226,17 @@ class Lease:
         n_bytes = self._tiers.run_bytes(span.group, blocks)
         own.uses = span.uses
         self._pending.move(
-            Move(source=tier, source_pages=span.pages, target="device", target_pages=own.pages, n_bytes=n_bytes)
+            Move(
+                source=tier,
+                source_pages=span.pages,
+                target="device",
+                target_pages=own.pages,
+                n_bytes=n_bytes,
+                expires_at=self._tiers.limits.until(self._origin.class_name),
+            )
         )
         if tier != "device":
+            self._tiers.own(own, self._origin)
             self._pending.expect(Arrival(tier=self._tiers.device, unit=own, keys=span.keys[:blocks]))
 
     def _start_state(self, found: Found) -> None:
@@ -230,9 +245,15 @@ class Lease:
         source, source_pages = None, pages[:0]
         if found.checkpoint is not None:
             source, source_pages = found.checkpoint[0], found.checkpoint[1].pages
-        n_bytes = self._layout.state_bytes
         self._pending.move(
-            Move(source=source, source_pages=source_pages, target="device", target_pages=pages, n_bytes=n_bytes)
+            Move(
+                source=source,
+                source_pages=source_pages,
+                target="device",
+                target_pages=pages,
+                n_bytes=self._layout.state_bytes,
+                expires_at=self._tiers.limits.until(self._origin.class_name),
+            )
         )
 
     def _commit_group(self, group: PagedGroup, blocks: int) -> list[Span]:
@@ -244,19 +265,37 @@ class Lease:
             first = page * per_page
             keys = list(self._keys[first : min(first + per_page, blocks)])
             span.tick = self._tiers.tick
+            known = self._tiers.device.span(group.name, keys[-1])
+            if known is not None:
+                self._tiers.limits.renew(known, self._origin.class_name)
+                continue
+            if span.entered:
+                self._tiers.limits.renew(span, self._origin.class_name)
+            else:
+                self._tiers.own(span, self._origin)
             if self._tiers.device.enter_span(span, keys) and len(keys) == per_page:
                 full.append(span)
         return full
 
+    def _pages_to_enter(self, blocks: int) -> int:
+        """Of the spans that have blocks up to there, and none that match yet."""
+        per_page = {group.name: self._per_page(group) for group in self._layout.paged}
+        return sum(
+            len(span.pages)
+            for name, spans in self._leased.spans.items()
+            for span in spans[self._committed_blocks // per_page[name] : -(-blocks // per_page[name])]
+            if not span.entered
+        )
+
     def _note_use(self) -> None:
         """The turn uses its prompt's blocks, and the checkpoint that was restored."""
-        if self._turn is not None:
+        if self._turn is not None and not self._turn.again:
             self._tiers.history.use(self._turn, self._keys)
             if self.hit.tokens:
                 self._note_state(self.hit.tokens // self._layout.block_tokens)
 
     def _note_state(self, blocks: int) -> None:
-        if self._turn is not None and self._layout.states:
+        if self._turn is not None and not self._turn.again and self._layout.states:
             self._tiers.history.use_state(self._turn, self._keys[blocks - 1], passed=self._is_passed(blocks))
 
     def _is_passed(self, blocks: int) -> bool:
@@ -269,20 +308,30 @@ class Lease:
         previous, previous_tokens = self._keys[before - 1] if before else None, before * self._layout.block_tokens
         tokens, n_pages = blocks * self._layout.block_tokens, self._layout.state_pages
         density = self._tiers.history.fresh(self._keys[blocks - 1], passed=self._is_passed(blocks))
-        room = self._tiers.make_room(n_pages, self._tiers.fresh_worth(previous_tokens, tokens, n_pages, density))
+        worth = self._tiers.fresh_worth(previous_tokens, tokens, n_pages, density)
+        room = self._tiers.make_room(n_pages, worth)
         if room is None:
             return self._refusal(self.capacity_tokens, n_pages)
         self._pending.take(room)
+        self._pending.take(self._tiers.make_class_room(self._origin.class_name, n_pages, worth))
         self._note_state(blocks)
-        kept = self._tiers.new_checkpoint(self._keys[blocks - 1], tokens, previous, previous_tokens)
+        kept = self._tiers.new_checkpoint(self._keys[blocks - 1], tokens, previous, previous_tokens, self._origin)
         self._pending.hold(self._tiers.device, kept)
         self._pending.expect(Arrival(tier=self._tiers.device, unit=kept, keys=[]))
         source, n_bytes = self._leased.state.pages, self._layout.state_bytes
         self._pending.move(
             Move(source="device", source_pages=source, target="device", target_pages=kept.pages, n_bytes=n_bytes)
         )
-        self._pending.take(self._tiers.write_through([*self._partial_spans(blocks), kept]))
+        self._pending.take(self._tiers.write_through([*self._written_spans(blocks), kept]))
         return None
+
+    def _written_spans(self, blocks: int) -> list[Span]:
+        """Of the rows before a block's end, those that were not yet written through: where the class has more than its
+        quota now, perhaps all."""
+        if self._tiers.limits.excess(self._tiers.device, self._origin.class_name) <= 0:
+            return self._partial_spans(blocks)
+        own = [span for _, span in self._leased.pinned if isinstance(span, Span)]
+        return [span for span in own if span.entered]
 
     def _partial_spans(self, blocks: int) -> list[Span]:
         """The rows before a block's end that lie in pages not yet full."""
@@ -316,3 +365,8 @@ class Lease:
     def _assert_settled(self) -> None:
         assert not self.closed
         assert not self.moves, "carry out the moves and call ready first"
+
+
+def _pages_to_bring(found: Found) -> int:
+    """Device pages that will match once the rows of a hit came up into them."""
+    return sum(len(span.pages) for spans in found.spans.values() for tier, span in spans if tier != "device")

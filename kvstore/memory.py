@@ -25,6 +25,7 @@ import torch
 from forebay.kvstore.ahead import Ahead
 from forebay.kvstore.arena import start_time
 from forebay.kvstore.chain import Chain
+from forebay.kvstore.class_limits import quota_pages
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.device import DevicePool, pin
 from forebay.kvstore.directory import Directory
@@ -100,6 +101,8 @@ class Memory:
         turn: Turn | None = None,
     ) -> Lease | Refusal:
         """As `Store.open`. Wrong bytes in a lower tier are dropped, and the rest of the hit is taken instead."""
+        if turn is not None:
+            self.advance(turn.now)
         if chain is not None:
             self.discover(chain)
             while self.waits(chain):
@@ -119,6 +122,8 @@ class Memory:
         turn: Turn | None = None,
     ) -> Opening:
         """As `open`; its answer may come later, and whoever drops it before must close it."""
+        if turn is not None:
+            self.advance(turn.now)
         if chain is not None:
             self.discover(chain)
         if self.host is not None:
@@ -137,6 +142,12 @@ class Memory:
             return None
         below = self.store.below(chain, n_prompt, most_bytes)
         return Ahead(self.host, below, self._restore_into, self._spiller(), self.store.count_prefetch)
+
+    def advance(self, now: float) -> None:
+        """Time has come to `now`: what its class keeps no longer goes, in every tier here."""
+        if self.store.advance(now) and self.host is not None:
+            self.host.directory.expire(now)
+            self.settle()
 
     def discover(self, chain: Chain) -> None:
         """Let the store know what others stored and what is gone: of this prompt at least."""
@@ -262,10 +273,10 @@ class Memory:
     def _spiller(self) -> Spill | None:
         return None if self.ssd is None or self.ssd_failure is not None else self._spill
 
-    def _spill(self, label: Label, uses: int, data: Bytes) -> None:
+    def _spill(self, label: Label, uses: int, expires_at: float, data: Bytes) -> None:
         """What leaves the host goes to the SSD, where the policy is to."""
         assert self.ssd is not None
-        pages = self.store.spill(label, uses)
+        pages = self.store.spill(label, uses, expires_at)
         if pages is not None:
             down = Move(
                 source="host",
@@ -322,8 +333,9 @@ def _join_host(layout: Layout, config: StoreConfig, store: Store, device: torch.
     if config.host_bytes < layout.page_bytes:
         return None
     file = SharedFile(config.run_dir, f"host-{config.cluster}", geometry_of(layout, config.host_bytes))
+    quotas = quota_pages({each.name: each.host_bytes for each in config.classes}, layout.page_bytes)
     return HostPool(
-        Directory(file, os.getpid(), start_time(os.getpid())),
+        Directory(file, os.getpid(), start_time(os.getpid()), quotas=quotas),
         layout,
         model_mark(store.fingerprint),
         n_pages=store.tier_pages("host"),

@@ -5,6 +5,7 @@ Moves are ordered: those that save pages to a lower tier stand before those that
 
 from dataclasses import dataclass
 from itertools import groupby
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -19,11 +20,21 @@ Pages = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who stored a unit: `class_name` is charged with it. Empty where nobody known did."""
+
+    class_name: str = ""
+
+
+NOBODY = Origin()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
     """What a unit is, for a tier that others read too or that outlives the process.
 
     A span: its group, its run of block keys, the key of the block before the run, the run's tokens. A checkpoint: its
-    one key, the key of the checkpoint before it, and the tokens of both.
+    one key, the key of the checkpoint before it, and the tokens of both. `origin` is as it was when the label was made.
     """
 
     group: str
@@ -31,6 +42,7 @@ class Label:
     before: bytes | None
     start_tokens: int
     end_tokens: int
+    origin: Origin = NOBODY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,6 +51,7 @@ class Move:
 
     `source` None writes zeros instead, and `source_pages` is empty. Both arrays are int32 [n]. A move to a lower tier,
     or into the host from below, is of one unit, and has its `label`; `worth` (policy.worth) and `uses` are the unit's.
+    `expires_at`: until when what is copied is kept where it arrives in a lower tier, or stays where it is read.
     """
 
     source: Tier | None
@@ -49,6 +62,7 @@ class Move:
     label: Label | None = None
     worth: float = 0.0
     uses: int = 1
+    expires_at: float = inf
 
 
 def joined(moves: list[Move]) -> list[Move]:
@@ -63,6 +77,7 @@ def joined(moves: list[Move]) -> list[Move]:
             label=label,
             worth=run[0].worth,
             uses=run[0].uses,
+            expires_at=run[0].expires_at,
         )
         for (source, target, n_bytes, label), group in groupby(moves, key=_kind)
         if (run := list(group))

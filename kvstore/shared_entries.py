@@ -5,16 +5,18 @@ The caller holds the lock. A step that a death cuts short leaves what `Directory
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
-from forebay.kvstore.moves import Label
+from forebay.kvstore.moves import Label, Origin
 from forebay.kvstore.shared_table import DOOMED, FREE, LEAVING, READY, WRITING, Ints, Table, tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One to be stored: `n_bytes` of each of its pages. `worth` (policy.worth) as it is used now.
+    """One to be stored: `n_bytes` of each of its pages. `worth` (policy.worth) as it is used now. It goes at
+    `expires_at`, in seconds of the node's clock, unless it is used before.
 
     `rows` build on those before them, states do not.
     """
@@ -26,6 +28,7 @@ class Unit:
     n_bytes: int
     worth: float
     uses: int
+    expires_at: float = inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class Entries:
         row["start_tokens"], row["end_tokens"] = label.start_tokens, label.end_tokens
         row["group"], row["model"] = label.group.encode(), np.void(unit.model)
         row["worth"], row["uses"], row["tick"] = unit.worth, unit.uses, table.get("tick")
+        row["expires_at"], row["class"] = unit.expires_at, label.origin.class_name.encode()
         row["owner"], row["readers"] = owner, 0
         row["state"] = WRITING
         return Place(entry=entry, granules=granules)
@@ -96,9 +100,10 @@ class Entries:
         self.table.state[entry] = LEAVING
         return stored
 
-    def use(self, entry: int, worth: float) -> None:
+    def use(self, entry: int, worth: float, expires_at: float) -> None:
         row = self.table.entries[entry : entry + 1]
         row["tick"], row["worth"] = self.table.get("tick"), worth
+        row["expires_at"] = np.maximum(row["expires_at"], expires_at)
         row["uses"] += 1
 
     def doom(self, entry: int) -> None:
@@ -108,11 +113,12 @@ class Entries:
         self.free_doomed()
 
     def free_covered(self, newer: int) -> None:
-        """Shorter runs of the same page."""
-        table, keys = self.table, self.table.keys_of(newer)
+        """Shorter runs of the same page, for which it stands from now on."""
+        table, keys, until = self.table, self.table.keys_of(newer), self.table.entries["expires_at"]
         alike = table.entries["first_tag"] == table.entries["first_tag"][newer]
         for entry in np.flatnonzero(alike & (table.state == READY)).tolist():
             if entry != newer and table.keys_of(entry)[-1] in keys:
+                until[newer] = max(until[newer], until[entry])
                 self.doom(entry)
 
     def free_doomed(self) -> None:
@@ -137,6 +143,7 @@ class Entries:
             before=row["before"].tobytes() if row["has_before"] else None,
             start_tokens=int(row["start_tokens"]),
             end_tokens=int(row["end_tokens"]),
+            origin=Origin(class_name=row["class"].decode(errors="replace")),
         )
         unit = Unit(
             model=row["model"].tobytes(),
@@ -146,6 +153,7 @@ class Entries:
             n_bytes=int(row["n_bytes"]),
             worth=float(row["worth"]),
             uses=int(row["uses"]),
+            expires_at=float(row["expires_at"]),
         )
         return Stored(entry=entry, serial=int(row["serial"]), unit=unit)
 

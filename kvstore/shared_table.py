@@ -19,10 +19,11 @@ import numpy.typing as npt
 import xxhash
 
 from forebay.kvstore.chain import KEY_BYTES
+from forebay.kvstore.config import CLASS_BYTES_MAX
 from forebay.kvstore.layout import Layout
 
 MAGIC = b"forebay"
-VERSION = 1
+VERSION = 2
 WORKERS = 64
 ALIGN_BYTES = 4096
 FREE, WRITING, READY, LEAVING, DOOMED = range(5)
@@ -39,7 +40,8 @@ ENTRY = np.dtype(
     [("state", "u1"), ("owner", "u1"), ("has_before", "u1"), ("rows", "u1"), ("n_keys", "<u2"), ("n_pages", "<u2")]
     + [(name, "<u8") for name in ("serial", "readers", "first_tag", "last_tag", "before_tag")]
     + [(name, "<u8") for name in ("n_bytes", "start_tokens", "end_tokens", "tick", "uses")]
-    + [("worth", "<f8"), ("group", "S32"), ("model", "V32"), ("before", f"V{KEY_BYTES}")],
+    + [("worth", "<f8"), ("expires_at", "<f8"), ("group", "S32"), ("model", "V32"), ("before", f"V{KEY_BYTES}")]
+    + [("class", f"S{CLASS_BYTES_MAX}")],
     align=True,
 )
 
@@ -116,9 +118,18 @@ def tag(model: bytes, group: str, key: bytes) -> int:
     return xxhash.xxh3_64_intdigest(b"\0".join((model, group.encode(), key))) or 1
 
 
-def victims(table: Table, n_pages: int, spare_pages: int, below: float) -> list[int] | None:
-    """Entries that nobody reads and that are worth less than `below`, least first, until they hold `n_pages`, and up to
-    `spare_pages` beyond. None where they hold fewer than `n_pages`.
+def of_class(table: Table, class_name: str) -> npt.NDArray[np.bool_]:
+    """Which entries are charged to a class, and can be found or will be."""
+    standing = (table.state == WRITING) | (table.state == READY)
+    of: npt.NDArray[np.bool_] = standing & (table.entries["class"] == class_name.encode())
+    return of
+
+
+def victims(
+    table: Table, n_pages: int, spare_pages: int, below: float, among: npt.NDArray[np.bool_] | None = None
+) -> list[int] | None:
+    """Entries (`among` these) that nobody reads and that are worth less than `below`, least first, until they hold
+    `n_pages`, and up to `spare_pages` beyond. None where they hold fewer than `n_pages`.
 
     Rows that others build on stay as long as those do. An entry's worth falls as 1 / (1 + requests since its last use).
     """
@@ -127,7 +138,7 @@ def victims(table: Table, n_pages: int, spare_pages: int, below: float) -> list[
     children = np.bincount(parents[parents >= 0], minlength=len(entries)).tolist()
     age = table.get("tick") - entries["tick"].astype(np.float64)
     worth = (entries["worth"] / (1 + np.maximum(age, 0))).tolist()
-    evictable = (table.state == READY) & (table.readers == 0)
+    evictable = (table.state == READY) & (table.readers == 0) & (True if among is None else among)
     held, tick, start = entries["n_pages"].tolist(), entries["tick"].tolist(), entries["start_tokens"].tolist()
 
     def ranked(entry: int) -> tuple[float, int, int, int]:

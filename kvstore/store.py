@@ -65,17 +65,17 @@ class Store:
         """Lease pages for `capacity_tokens` tokens and a running state, the longest hit in them after its moves.
 
         `chain` None: nothing is looked up and nothing can be committed. `reuse` False: looks nothing up. `turn` says
-        whose use it is: the eviction learns from it, and not from a use without one (a second choice of the same
-        prompt). Where the pool cannot hold the pages and the pinned hit at once, the request starts cold rather than
-        never.
+        whose use it is: the eviction learns from it, and its class is charged with what it stores. Where the pool
+        cannot hold the pages and the pinned hit at once, the request starts cold rather than never.
         """
         assert 0 < n_prompt <= capacity_tokens
         lookup = self._tiers.lookup
-        found = lookup.find(chain, n_prompt) if reuse else lookup.nothing("corrupt")
         if turn is not None:
             self._tiers.history.advance(turn.now)
-            if turn.moved and found.hit.miss == "never_stored":
-                found = replace(found, hit=replace(found.hit, miss="wrong_cluster"))
+            self.advance(turn.now)
+        found = lookup.find(chain, n_prompt) if reuse else lookup.nothing("corrupt")
+        if turn is not None and turn.moved and found.hit.miss == "never_stored":
+            found = replace(found, hit=replace(found.hit, miss="wrong_cluster"))
         opened = self._start(holder, chain, found, n_prompt, capacity_tokens, turn)
         if isinstance(opened, Refusal) and found.hit.tokens:
             opened = self._start(holder, chain, lookup.nothing("evicted"), n_prompt, capacity_tokens, turn)
@@ -89,6 +89,11 @@ class Store:
         below = Below(self._tiers.below(self._tiers.lookup.find(chain, n_prompt), most_bytes), self._below.discard)
         self._below.add(below)
         return below
+
+    def advance(self, now: float) -> bool:
+        """Time has come to `now`, in seconds of the turns' clock: what its class keeps no longer goes. False where
+        nothing ever does."""
+        return self._tiers.advance(now)
 
     def turn_ended(self, session: str, stop: Stop) -> None:
         """How the session's latest turn here ended, which tells when the next one comes."""
@@ -122,10 +127,10 @@ class Store:
             else:
                 unit.lost = True
 
-    def spill(self, label: Label, uses: int) -> Pages | None:
-        """A unit that leaves the host, used so often: its pages on the SSD, where its bytes are to go before anything
-        else happens, or None where they are not."""
-        return self._tiers.spill(label, uses)
+    def spill(self, label: Label, uses: int, expires_at: float) -> Pages | None:
+        """A unit that leaves the host, used so often, kept until then: its pages on the SSD, where its bytes are to go
+        before anything else happens, or None where they are not."""
+        return self._tiers.spill(label, uses, expires_at)
 
     def turn_off_ssd(self) -> None:
         """The disk failed: nothing there matches any more, and nothing is saved there."""
@@ -184,6 +189,8 @@ class Store:
         everything."""
         pins: Counter[tuple[TierIndex, Unit]] = Counter(pin for lease in self._leases for pin in lease.pins)
         pins.update(pin for below in self._below for pin in below.pins)
+        assert not self._tiers.limits.cached_excess(self._tiers.device), "no class keeps more than its quota"
+        assert all(self._tiers.limits.excess(self._tiers.ssd, name) <= 0 for name in self._tiers.limits.pages("ssd"))
         for tier in self._tiers.order:
             tier.check()
             for unit in tier.units:

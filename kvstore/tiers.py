@@ -6,16 +6,18 @@ the moves were carried out.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
+from forebay.kvstore.class_limits import ClassLimits
 from forebay.kvstore.config import StoreConfig
-from forebay.kvstore.eviction import Valuation
+from forebay.kvstore.eviction import Valuation, least
 from forebay.kvstore.history import History
 from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES, Found, Lookup, Lost, MissReason
-from forebay.kvstore.moves import Label, Move, Pages, Tier
+from forebay.kvstore.moves import Label, Move, Origin, Pages, Tier
 from forebay.kvstore.pending import Arrival, Room
 from forebay.kvstore.policy import worth
 from forebay.kvstore.totals import EvictionCause, Totals
@@ -39,6 +41,7 @@ class Tiers:
         self.lost = Lost(config.remembered_keys)
         self.lookup = Lookup(layout, self.order, self.lost, fingerprint)
         self.history = History(config.remembered_uses)
+        self.limits = ClassLimits(config.classes, layout.page_bytes)
         self.tick = 0
         self.totals = Totals()
         self._ssd_is_on = config.ssd_path is not None
@@ -63,11 +66,48 @@ class Tiers:
         if missing > self.device.pool.cached:
             return None
         valuation = self.valuation()
-        victims = _least(valuation.ranked(self.device), missing, self.device.pool.total // SPARE_SHARE, below)
-        return None if victims is None else self._demote(victims)
+        victims = least(valuation.ranked(self.device), missing, self.device.pool.total // SPARE_SHARE, below)
+        room = Room(moves=[], arrivals=[])
+        if victims is not None:
+            self._demote(victims, room, "dropped")
+        return None if victims is None else room
+
+    def make_class_room(self, class_name: str, n_pages: int, below: float = float("inf")) -> Room:
+        """Evict from the device what is cached of a class, least worth first, as far as `n_pages` more of it exceed its
+        quota. What live requests use stays, and is cut by `keep_quotas` when they end."""
+        room = Room(moves=[], arrivals=[])
+        excess = self.limits.excess(self.device, class_name, n_pages)
+        excess = min(excess, self.device.cached_pages[class_name])
+        if excess > 0:
+            self._demote(self._of_class(class_name, excess, below), room, "quota")
+        return room
+
+    def keep_quotas(self) -> None:
+        """Pins were given back: what is cached of a class on the device beyond its quota goes, least worth first."""
+        for class_name, excess in self.limits.cached_excess(self.device).items():
+            for _, unit in self._of_class(class_name, excess):
+                self.drop(self.device, unit, "evicted", "saved" if self.is_below(self.device, unit) else "quota")
+
+    def _of_class(self, class_name: str, n_pages: int, below: float = float("inf")) -> list[tuple[float, Unit]]:
+        """The least of what is cached of a class on the device, until they hold so many pages and a few more; all that
+        is worth less than `below` where that is too little."""
+        ranked = self.valuation().ranked(self.device)
+        own = [(value, unit) for value, unit in ranked if unit.origin.class_name == class_name and value < below]
+        return least(own, n_pages, self.limits.pages("device")[class_name] // SPARE_SHARE, below) or own
+
+    def advance(self, now: float) -> bool:
+        """Time has come to `now`: what nobody used for as long as its class keeps things goes. False where none can."""
+        self.limits.advance(now)
+        for tier, unit in self.limits.expired():
+            if unit.entered:
+                self.drop(tier, unit, "evicted", "expired")
+            else:
+                unit.lost = True
+        return self.limits.has_ttl
 
     def write_through(self, units: Sequence[Span | Checkpoint]) -> Room:
-        """Copy device units, just written, down too, where the policy is to."""
+        """Copy device units, just written, down too, where the policy is to; to the host also what will not stay on the
+        device, since its class has no room there."""
         room = Room(moves=[], arrivals=[])
         if self.config.ssd_write == "write_through":
             for unit in units:
@@ -75,10 +115,10 @@ class Tiers:
         if self.config.pool_write == "write_through":
             for unit in units:
                 self._save_to_pool(unit, self.device, room)
-        if self.config.write == "write_through":
-            for unit in units:
-                if self._on_host(unit) is None:
-                    self._save(unit, self._just_used(unit), room)
+        for unit in units:
+            over = self.limits.excess(self.device, unit.origin.class_name) > 0
+            if (over or self.config.write == "write_through") and self._on_host(unit) is None:
+                self._save(unit, self._just_used(unit), room)
         return room
 
     def save_used(self, pins: Iterable[tuple[TierIndex, Unit]]) -> Room:
@@ -104,15 +144,18 @@ class Tiers:
         return self._ssd_is_on and self._save_to_view(self.ssd, unit, tier, room)
 
     def _save_to_pool(self, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
-        return self.config.pool is not None and self._save_to_view(self.pool, unit, tier, room)
+        lasting = unit.expires_at == inf
+        return lasting and self.config.pool is not None and self._save_to_view(self.pool, unit, tier, room)
 
     def _save_to_view(self, view: TierIndex, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
         if _copy_in(view, unit) is not None:
             return True
-        if not self._view_room(view, len(unit.pages)):
+        if not self._view_room(view, len(unit.pages), unit.origin.class_name):
             return False
         label = self._label(unit)
         copy = view.add(self._unit(view, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
+        copy.expires_at = unit.expires_at
+        self.limits.watch(view, copy)
         room.moves.append(
             Move(
                 source=tier.tier,
@@ -126,8 +169,11 @@ class Tiers:
         room.arrivals.append(Arrival(tier=view, unit=copy, keys=_keys(unit)))
         return True
 
-    def adopt(self, name: Tier, label: Label) -> Pages | None:
-        """Enter a unit whose bytes lie in a lower tier already; its pages there, or None where it is not kept."""
+    def adopt(self, name: Tier, label: Label, expires_at: float | None = None) -> Pages | None:
+        """Enter a unit whose bytes lie in a lower tier already; its pages there, or None where it is not kept.
+
+        `expires_at` None: it is as if stored now.
+        """
         tier = self.of(name)
         if self._holds(tier, label):
             return None
@@ -137,9 +183,14 @@ class Tiers:
                 label = replace(label, before=None, start_tokens=0)
         else:
             n_pages = next(len(group.layers) for group in self.layout.paged if group.name == label.group)
-        if not self._view_room(tier, n_pages):
+        if not self._view_room(tier, n_pages, label.origin.class_name):
             return None
         unit = tier.add(self._unit(tier, label, n_pages, tick=self.tick))
+        if expires_at is None:
+            self.limits.date(tier, unit)
+        else:
+            unit.expires_at = expires_at
+            self.limits.watch(tier, unit)
         entered = tier.enter(unit, list(label.keys))
         tier.unpin(unit)
         return unit.pages if entered else None
@@ -156,17 +207,25 @@ class Tiers:
             else:
                 unit.lost = True
 
-    def use(self, pins: Iterable[tuple[TierIndex, Unit]]) -> None:
+    def use(self, pins: Iterable[tuple[TierIndex, Unit]], origin: Origin) -> None:
         """A request starts: what it pins was used now."""
         self.tick += 1
         for _, unit in pins:
             unit.tick = self.tick
             unit.uses += unit.entered
+            self.limits.renew(unit, origin.class_name)
 
-    def new_checkpoint(self, key: bytes, tokens: int, previous: bytes | None, previous_tokens: int) -> Checkpoint:
+    def own(self, unit: Unit, origin: Origin) -> None:
+        """A request stores this device unit now: its bytes are there, or on their way."""
+        self.device.charge(unit, origin)
+        self.limits.date(self.device, unit)
+
+    def new_checkpoint(
+        self, key: bytes, tokens: int, previous: bytes | None, previous_tokens: int, origin: Origin
+    ) -> Checkpoint:
         """On free device pages, with one pin; it matches only once entered."""
         pages = self.device.pool.take(self.layout.state_pages)
-        return self.device.add(
+        kept = self.device.add(
             Checkpoint(
                 pages=pages,
                 tick=self.tick,
@@ -176,6 +235,8 @@ class Tiers:
                 previous_tokens=previous_tokens,
             )
         )
+        self.own(kept, origin)
+        return kept
 
     def fresh_worth(self, start: int, end: int, n_pages: int, density: float) -> float:
         """Of pages that save the prefill of tokens [start, end), and of which so many uses are expected."""
@@ -201,43 +262,47 @@ class Tiers:
             if key in tier.checkpoints:
                 self.drop(tier, tier.checkpoints[key], why, cause)
 
-    def spill(self, label: Label, uses: int) -> Pages | None:
+    def spill(self, label: Label, uses: int, expires_at: float) -> Pages | None:
         """Enter a unit that leaves the host on the SSD, where its bytes are about to go, if the policy is to."""
         rare = self.config.ssd_write == "selective" and uses < self.config.ssd_uses
-        return None if rare or not self._ssd_is_on else self.adopt("ssd", label)
+        return None if rare or not self._ssd_is_on else self.adopt("ssd", label, expires_at)
 
     def is_below(self, tier: TierIndex, unit: Unit) -> bool:
         """Whether a tier below this one has it too."""
         return any(_copy_in(lower, unit) is not None for lower in self.order[self.order.index(tier) + 1 :])
 
-    def _demote(self, victims: list[tuple[float, Unit]]) -> Room:
+    def _demote(self, victims: list[tuple[float, Unit]], room: Room, unless_saved: EvictionCause) -> None:
         """What the host has already is renewed first, so that what is saved now does not take its place."""
-        room = Room(moves=[], arrivals=[])
         for value, unit in sorted(victims, key=lambda victim: self._on_host(victim[1]) is None):
             assert isinstance(unit, Span | Checkpoint), "a running state is always pinned"
             saved = self._save(unit, value, room)
             if not saved and value > 0:
                 saved = self.save_used_to_ssd(unit, self.device, room)
-            self.drop(self.device, unit, "evicted", "saved" if saved else "dropped")
-        return room
+            self.drop(self.device, unit, "evicted", "saved" if saved else unless_saved)
 
     def _on_host(self, unit: Unit) -> Span | Checkpoint | None:
         return _copy_in(self.host, unit)
 
-    def _view_room(self, tier: TierIndex, n_pages: int) -> bool:
-        """Forget units of a tier whose pages are numbers only, the longest unused first, until `n_pages` are free."""
-        missing = n_pages - tier.pool.free
-        if missing <= 0:
-            return True
-        if missing > tier.pool.cached:
+    def _view_room(self, tier: TierIndex, n_pages: int, class_name: str) -> bool:
+        """Forget units of a tier whose pages are numbers only, the longest unused first, until `n_pages` are free, and
+        the class that wants them keeps its quota."""
+        excess, missing = self.limits.excess(tier, class_name, n_pages), n_pages - tier.pool.free
+        if excess > tier.cached_pages[class_name] or missing > tier.pool.cached:
             return False
-        missing += tier.pool.total // SPARE_SHARE
-        for unit in sorted(tier.evictable(), key=lambda unit: (not self.history.is_over(unit), unit.tick)):
-            if missing <= 0:
-                break
-            missing -= len(unit.pages)
-            self.drop(tier, unit, "evicted", "dropped")
+        if excess > 0:
+            own = [unit for unit in tier.evictable() if unit.origin.class_name == class_name]
+            self._forget_oldest(tier, own, excess, "quota")
+        missing = n_pages - tier.pool.free
+        if missing > 0:
+            self._forget_oldest(tier, tier.evictable(), missing + tier.pool.total // SPARE_SHARE, "dropped")
         return True
+
+    def _forget_oldest(self, tier: TierIndex, units: list[Unit], n_pages: int, cause: EvictionCause) -> None:
+        for unit in sorted(units, key=lambda unit: (not self.history.is_over(unit), unit.tick)):
+            if n_pages <= 0:
+                break
+            n_pages -= len(unit.pages)
+            self.drop(tier, unit, "evicted", cause)
 
     def _save(self, unit: Span | Checkpoint, value: float, room: Room) -> bool:
         """Add the copy of a device unit to `room`; where the host has one already, as far as this worker knows, the
@@ -245,10 +310,11 @@ class Tiers:
         label, copy = self._label(unit), self._on_host(unit)
         if isinstance(copy, Span) and copy.keys[-1] != label.keys[-1]:
             return True  # a longer run is there
-        if copy is None and (value <= 0 or not self._view_room(self.host, len(unit.pages))):
+        if copy is None and (value <= 0 or not self._view_room(self.host, len(unit.pages), unit.origin.class_name)):
             return False
         if copy is None:
             copy = self.host.add(self._unit(self.host, label, len(unit.pages), tick=unit.tick, uses=unit.uses))
+            copy.expires_at = unit.expires_at
         else:
             self.host.pin(copy)
         room.moves.append(
@@ -261,6 +327,7 @@ class Tiers:
                 label=label,
                 worth=value,
                 uses=unit.uses,
+                expires_at=unit.expires_at,
             )
         )
         room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=_keys(unit)))
@@ -290,6 +357,7 @@ class Tiers:
                 label=self._label(unit),
                 worth=value,
                 uses=unit.uses,
+                expires_at=unit.expires_at,
             )
             units.append((self.of(name), unit, move))
             n_pages += len(unit.pages)
@@ -323,7 +391,7 @@ class Tiers:
             before, keys, group = unit.parent, tuple(unit.keys), unit.group
         else:
             before, keys, group = unit.previous, (unit.key,), STATES
-        return Label(group=group, keys=keys, before=before, start_tokens=start, end_tokens=end)
+        return Label(group=group, keys=keys, before=before, start_tokens=start, end_tokens=end, origin=unit.origin)
 
     def _unit(self, tier: TierIndex, label: Label, n_pages: int, *, tick: int = 0, uses: int = 1) -> Span | Checkpoint:
         """What the label says, on free pages of a tier, with one pin; it matches only once entered."""
@@ -333,13 +401,21 @@ class Tiers:
                 pages=pages,
                 tick=tick,
                 uses=uses,
+                origin=label.origin,
                 key=label.keys[0],
                 tokens=label.end_tokens,
                 previous=label.before,
                 previous_tokens=label.start_tokens,
             )
-        first_block = label.start_tokens // self.layout.block_tokens
-        return Span(pages=pages, tick=tick, uses=uses, group=label.group, first_block=first_block, parent=label.before)
+        return Span(
+            pages=pages,
+            tick=tick,
+            uses=uses,
+            origin=label.origin,
+            group=label.group,
+            first_block=label.start_tokens // self.layout.block_tokens,
+            parent=label.before,
+        )
 
     def _close_gap(self, lost: Checkpoint) -> None:
         """Those after a lost checkpoint now save the prefill from the one before it."""
@@ -359,19 +435,3 @@ def _copy_in(tier: TierIndex, unit: Unit) -> Span | Checkpoint | None:
 
 def _keys(unit: Unit) -> list[bytes]:
     return list(unit.keys) if isinstance(unit, Span) else []
-
-
-def _least(
-    ranked: list[tuple[float, Unit]], n_pages: int, spare_pages: int, below: float
-) -> list[tuple[float, Unit]] | None:
-    """The first of `ranked` that hold `n_pages`, and up to `spare_pages` beyond, all worth less than `below`.
-
-    None where they hold fewer than `n_pages` together.
-    """
-    chosen: list[tuple[float, Unit]] = []
-    for value, unit in ranked:
-        if n_pages + spare_pages <= 0 or value >= below:
-            break
-        chosen.append((value, unit))
-        n_pages -= len(unit.pages)
-    return chosen if n_pages <= 0 else None

@@ -20,4 +20,7 @@ class Turn:
     moved: bool = False
     """Another cluster has served the session until now, or should have."""
 
+    again: bool = False
+    """The same turn used these blocks before: a further choice, or once more after a failure. Nothing is learned."""
+
     now: float

@@ -33,6 +33,18 @@ def tiny_layout(state_bytes: int = 90) -> Layout:
     )
 
 
+def one_block_layout() -> Layout:
+    """Pages of 32 bytes, one block each: what is used is known to the token."""
+    return make_layout(
+        block_tokens=BLOCK,
+        global_layers=(2, 5),
+        kda_layers=(0, 1, 3, 4),
+        latent_row_bytes=8,
+        index_row_bytes=8,
+        state_bytes=30,
+    )
+
+
 @lru_cache(maxsize=1 << 17)
 def digest(name: str, layer: int, prefix: tuple[int, ...], n_bytes: int) -> bytes:
     """What a layer's row of the prefix's last token is, or its state after the prefix."""

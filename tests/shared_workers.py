@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from forebay.kvstore import directory, host, shared_entries, shared_table
+from forebay.kvstore.class_limits import quota_pages
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.device import DevicePool
 from forebay.kvstore.directory import Directory
@@ -49,7 +50,8 @@ class Node:
         ssd, failure = _open_ssd(self.layout, config, store)
         assert failure is None
         file = SharedFile(config.run_dir, "host-local", geometry_of(self.layout, config.host_bytes), self.is_alive)
-        shared = Directory(file, pid, 1, self.is_alive)
+        quotas = quota_pages({each.name: each.host_bytes for each in config.classes}, self.layout.page_bytes)
+        shared = Directory(file, pid, 1, self.is_alive, quotas)
         pool = HostPool(
             shared,
             self.layout,

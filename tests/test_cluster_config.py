@@ -89,6 +89,9 @@ def test_a_flag_may_be_a_key_of_a_table(tmp_path: Path) -> None:
         ("[store]\nssd_path = '/ssd'", ["ssd_bytes"]),
         ("[store]\nssd_path = 'ssd'\nssd_bytes = 1", ["ssd_path", "absolute"]),
         ("[store]\nssd_write = 'never'", ["ssd_write", "never"]),
+        ("[store]\nclasses = [{name = 'batch', ttl_s = 0}]", ["classes", "batch", "ttl_s"]),
+        ("[store]\nclasses = [{name = 'batch', ttl = 1}]", ["[store] classes", "ttl"]),
+        ("[store]\nclasses = [{name = 'bulk', ttl_s = 1}]", ["[store] classes", "bulk", "interactive, agent, batch"]),
         ("[store]\npool = 'redis://h:1'", ["pool", "mooncake://HOST:PORT", "redis://h:1"]),
         ("[store]\npool = 'mooncake://h'", ["pool", "mooncake://HOST:PORT"]),
         ("[store]\npool = 'mooncake'\npool_metadata = 'redis://h:1'", ["pool_metadata", "redis://h:1", "abort"]),
@@ -123,7 +126,11 @@ def test_a_missing_file_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_is_a_configuration_that_says_the_same(tmp_path: Path) -> None:
-    config = load_text(tmp_path, 'prefill = "1:3"\naliases = ["a\\"b", "c"]\n[workers]\nslots = 3\n[router]\ntries = 2')
+    config = load_text(
+        tmp_path,
+        'prefill = "1:3"\naliases = ["a\\"b", "c"]\n[workers]\nslots = 3\n[router]\ntries = 2'
+        "\n[store]\nclasses = [{name = 'batch', device_bytes = 9, ttl_s = 1.5}]",
+    )
     text = "\n".join(show(config))
     assert tomllib.loads(text)["workers"]["slots"] == 3
     again = load_text(tmp_path, text)

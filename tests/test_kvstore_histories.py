@@ -24,10 +24,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from forebay.kvstore.config import StoreConfig
+from forebay.kvstore.config import ClassShare, StoreConfig
 from forebay.kvstore.index import TierIndex, Unit
 from forebay.kvstore.memory import Memory, make_memory
 from forebay.kvstore.store import Lease, Refusal
+from forebay.kvstore.turn import Turn
 from tests.history_counts import HistoryCounts
 from tests.kvstore_twin import BLOCK, Owner, compute, tiny_layout, verify
 
@@ -45,12 +46,15 @@ class Request:
     at: int
     settled: bool
     n_prompt: int
+    class_name: str
 
 
 class Histories(RuleBasedStateMachine):
     """`committed` and `kept` are the twin: every prefix whose rows, or whose state, was ever made matchable."""
 
     counts = HistoryCounts()
+    layout = LAYOUT
+    classes: tuple[ClassShare, ...] = ()
     device_pages = 10_000
     host_pages = 0
     write = "write_back"
@@ -68,12 +72,13 @@ class Histories(RuleBasedStateMachine):
         self.requests: list[Request] = []
         self.committed: set[tuple[int, ...]] = set()
         self.kept: set[tuple[int, ...]] = set()
+        self.now, self.class_name = 0.0, ""
 
     @initialize(policy=st.sampled_from(["prompt_end", "prompt_end+junction", "prompt_end+junction+interval:8"]))
     def start(self, policy: str) -> None:
         self.config = StoreConfig(
-            device_bytes=self.device_pages * LAYOUT.page_bytes,
-            host_bytes=self.host_pages * LAYOUT.page_bytes,
+            device_bytes=self.device_pages * self.layout.page_bytes,
+            host_bytes=self.host_pages * self.layout.page_bytes,
             run_dir=self.run_dir,
             checkpoints=policy,
             write=self.write,  # type: ignore[arg-type]
@@ -81,8 +86,9 @@ class Histories(RuleBasedStateMachine):
             ssd_bytes=self.ssd_bytes,
             ssd_queue_bytes=1 << 20,
             ssd_write=self.ssd_write,  # type: ignore[arg-type]
+            classes=self.classes,
         )
-        self.memory = make_memory(LAYOUT, self.config, "twin")
+        self.memory = make_memory(self.layout, self.config, "twin")
 
     def teardown(self) -> None:
         for request in self.requests:
@@ -117,7 +123,9 @@ class Histories(RuleBasedStateMachine):
         assert store.lookup(chain, len(ids)).tokens == expected
         before = store.stats()
         source = self.memory if settled else store
-        lease = source.open(holder, chain, n_prompt=len(ids), capacity_tokens=len(ids) + extra)
+        turn = self.use()
+        lease = source.open(holder, chain, n_prompt=len(ids), capacity_tokens=len(ids) + extra, turn=turn)
+        self.note_hit(ids, expected, self.class_name)
         if isinstance(lease, Refusal):
             assert lease.kind == "too_large" or lease.needed_pages > lease.available_pages
             assert store.stats().tiers == before.tiers, "a refusal changes nothing"
@@ -128,7 +136,7 @@ class Histories(RuleBasedStateMachine):
         assert lease.hit_tokens < len(ids)
         self.seen.event("opened")
         self.seen.hit(lease.hit)
-        self.requests.append(Request(ids, lease, lease.hit_tokens, settled, len(ids)))
+        self.requests.append(Request(ids, lease, lease.hit_tokens, settled, len(ids), self.class_name))
 
     @rule(which=st.integers(0, 1000), tail=st.lists(st.integers(0, 1), min_size=1, max_size=16), again=st.booleans())
     def turn(self, which: int, tail: list[int], again: bool) -> None:
@@ -139,7 +147,9 @@ class Histories(RuleBasedStateMachine):
         store = self.memory.store
         self.memory.discover(store.chain(ids))
         expected = self.expected_hit(ids)
-        lease = self.memory.open(Owner("c"), store.chain(ids), n_prompt=len(ids), capacity_tokens=len(ids))
+        turn, n_prompt = self.use(), len(ids)
+        lease = self.memory.open(Owner("c"), store.chain(ids), n_prompt=n_prompt, capacity_tokens=n_prompt, turn=turn)
+        self.note_hit(ids, expected, self.class_name)
         if isinstance(lease, Refusal):
             self.seen.event("refused")
             return
@@ -152,9 +162,9 @@ class Histories(RuleBasedStateMachine):
             for end in (*lease.checkpoints, len(ids)):
                 compute(self.memory, lease, ids, at, end)
                 self.memory.commit(lease, end)
-                self.committed.update(ids[:block] for block in range(BLOCK, end + 1, BLOCK))
+                self.note_rows(ids, end, self.class_name)
                 if end in lease.checkpoints and self.memory.checkpoint(lease, end) is None:
-                    self.kept.add(ids[:end])
+                    self.note_state(ids[:end], self.class_name)
                 at = end
 
     @precondition(lambda self: any(not request.settled for request in self.requests))
@@ -191,11 +201,11 @@ class Histories(RuleBasedStateMachine):
         compute(self.memory, request.lease, request.ids, request.at, end)
         request.at = end
         self.memory.commit(request.lease, end)
-        self.committed.update(request.ids[:at] for at in range(BLOCK, end + 1, BLOCK))
+        self.note_rows(request.ids, end, request.class_name)
         if end % BLOCK == 0 and (keep or end in request.lease.checkpoints):
             refusal = self.memory.checkpoint(request.lease, end)
             if refusal is None:
-                self.kept.add(request.ids[:end])
+                self.note_state(request.ids[:end], request.class_name)
             assert refusal is None or self.loses
 
     @precondition(lambda self: self.prefilled())
@@ -246,6 +256,20 @@ class Histories(RuleBasedStateMachine):
             if request.settled:
                 verify(self.memory, request.lease, request.ids, request.at)
 
+    def use(self) -> Turn | None:
+        """Whose use the next request is."""
+        return None
+
+    def note_hit(self, ids: tuple[int, ...], upto: int, class_name: str) -> None:
+        """A request of this class restores so much, or tries to."""
+
+    def note_rows(self, ids: tuple[int, ...], upto: int, class_name: str) -> None:
+        """All blocks up to there were made matchable, by a request of this class."""
+        self.committed.update(ids[:at] for at in range(BLOCK, upto + 1, BLOCK))
+
+    def note_state(self, prefix: tuple[int, ...], class_name: str) -> None:
+        self.kept.add(prefix)
+
     def fault_is_due(self, every: int) -> bool:
         """Faults come now and then: a history of nothing else would find nothing to harm."""
         return self.seen.events[-1] % every == every - 1
@@ -290,7 +314,7 @@ class TightHistories(Histories):
     def matchable(self, prefix: tuple[int, ...]) -> bool:
         key = self.memory.store.chain(prefix).keys[-1]
         tiers = self.memory.store._tiers.order
-        found = all(any(key in tier.spans[group.name] for tier in tiers) for group in LAYOUT.paged)
+        found = all(any(key in tier.spans[group.name] for tier in tiers) for group in self.layout.paged)
         assert not found or prefix in self.committed
         return found
 
@@ -369,10 +393,13 @@ class SsdHistories(TightHistories):
         if left is not None:
             shutil.rmtree(Path(self.run_dir) / "ssd")
             left.rename(Path(self.run_dir) / "ssd")
-        self.memory = make_memory(LAYOUT, self.config, "twin")
+        self.make_again()
         if not self.harmed:
             assert acknowledged <= self.memory.store._tiers.ssd.checkpoints.keys()
         self.harmed = False
+
+    def make_again(self) -> None:
+        self.memory = make_memory(self.layout, self.config, "twin")
 
     def files_of_the_dead(self, cut: int) -> Path:
         """A copy of the SSD folder while it may still be written, the end of its newest segment cut off."""

@@ -101,6 +101,7 @@ class PrefillWorker:
             return Failure(job_id=job.id, kind="invalid", message=message)
         if len(self._prompts) >= self._config.queue_jobs:
             return Failure(job_id=job.id, kind="overloaded", message=f"{len(self._prompts)} prompts wait already")
+        self.memory.advance(now)
         chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt, job.session)
         self._arrivals += 1
         self._stuck = False
@@ -114,6 +115,7 @@ class PrefillWorker:
         self._drop_late_handoffs(now)
         ended: list[Prefilled | Failure] = list(self._past_deadline(now))
         self._bring_up()
+        self.memory.advance(now)
         self.memory.settle()
         prompt, too_large = self._next(now)
         ended += too_large
@@ -379,11 +381,16 @@ def _queued(prompt: Prompt) -> Queued:
     )
 
 
-def _turn(job: Job, now: float) -> Turn | None:
-    """Whose use of the blocks it is; None where the same turn used them before: a further choice, or once more."""
-    if job.choice or job.n_forced:
-        return None
-    return Turn(session=job.session, stop=job.stop, class_name=job.class_name, moved=job.moved, now=now)
+def _turn(job: Job, now: float) -> Turn:
+    """Whose use of the blocks it is."""
+    return Turn(
+        session=job.session,
+        stop=job.stop,
+        class_name=job.class_name,
+        moved=job.moved,
+        again=bool(job.choice or job.n_forced),
+        now=now,
+    )
 
 
 def _pages_message(refusal: Refusal) -> str:
