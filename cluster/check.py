@@ -21,13 +21,13 @@ class Tally:
         return 1 if self.failed or not self.passed else 0
 
 
-def check_golden(folder: Path) -> int:
+def check_golden(folder: Path, device: str) -> int:
     from forebay.workers import golden
     from forebay.workers.config_fields import FolderError
 
     tally = Tally()
     try:
-        for case in golden.check_golden(folder):
+        for case in golden.check_golden(folder, device):
             beside = "" if case.error is None else f"error {case.error:.2e}, tolerance {case.tolerance:.2e}  "
             tally.line(case.passed, case.name, beside + case.detail)
     except FolderError as error:
@@ -36,7 +36,7 @@ def check_golden(folder: Path) -> int:
     return tally.close()
 
 
-def check_resume(model: str, plant: str | None, tier: str | None, transfer: str) -> int:
+def check_resume(model: str, plant: str | None, tier: str | None, transfer: str, device: str) -> int:
     from forebay.kvstore.pool_address import PoolError
     from forebay.workers import resume_check
     from forebay.workers.config_fields import FolderError
@@ -48,7 +48,7 @@ def check_resume(model: str, plant: str | None, tier: str | None, transfer: str)
 
     try:
         # argparse admits the plants, the tiers and the transfers alone
-        resume_check.check_resume(model, plant, say, tier=tier, transfer=transfer)  # type: ignore[arg-type]
+        resume_check.check_resume(model, plant, say, tier=tier, transfer=transfer, device=device)  # type: ignore[arg-type]
     except (FolderError, ValueError, PoolError) as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 2

@@ -202,8 +202,10 @@ def _add_check(verbs: Any) -> None:
     checks = check.add_subparsers(metavar="WHAT", required=True)
     golden = _add(checks, "golden", _check_golden, "Compare with golden data: every case, its error and tolerance.")
     golden.add_argument("folder", type=Path, metavar="DIR", help="a folder of golden sets")
+    _add_device(golden, "where the models run")
     resume = _add(checks, "resume", _check_resume, "Cold and warm answers must be the same bits.")
     resume.add_argument("--model", default="demo", metavar="DIR|NAME", help="default demo")
+    _add_device(resume, "where the workers compute")
     resume.add_argument("--plant", choices=("flip", "skip-kda", "short-index"), help="damage restored state: must fail")
     resume.add_argument(
         "--tier",
@@ -222,16 +224,20 @@ def _add_check(verbs: Any) -> None:
     model.add_argument("--python-docs", type=Path, metavar="DIR", help="Debian's python3.11-doc, for the text criteria")
 
 
+def _add_device(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--device", default="cpu", metavar="D", help=f"{what}: cpu (the default) or cuda")
+
+
 def _check_golden(args: argparse.Namespace) -> int:
     from forebay.cluster.check import check_golden
 
-    return check_golden(args.folder)
+    return check_golden(args.folder, args.device)
 
 
 def _check_resume(args: argparse.Namespace) -> int:
     from forebay.cluster.check import check_resume
 
-    return check_resume(args.model, args.plant, args.tier, args.transfer)
+    return check_resume(args.model, args.plant, args.tier, args.transfer, args.device)
 
 
 def _check_model(args: argparse.Namespace) -> int:

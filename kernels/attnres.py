@@ -39,7 +39,7 @@ def inter(bank: Tensor, ws: Tensor, eps: float) -> Partials:
         top = torch.full((ws.shape[0], tokens, 1), float("-inf"), device=bank.device)
         return Partials(top, torch.zeros_like(top), torch.zeros(ws.shape[0], tokens, dim, device=bank.device))
     v = bank.float()
-    scores = exact.linear(v, ws) * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
+    scores = exact.linear(v, ws) * torch.rsqrt(exact.mean_square(v) + eps)
     by_block = scores.transpose(1, 2)[..., None]
     top = by_block.amax(0)
     p = torch.exp(by_block - top)
@@ -54,7 +54,7 @@ def merge(partial: Partials, p: Tensor, w: Tensor, eps: float) -> Tensor:
     D].
     """
     v = p.float()
-    score = (v * w).sum(-1, keepdim=True) * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
+    score = exact.row_dot(v, w) * torch.rsqrt(exact.mean_square(v) + eps)
     top = torch.maximum(partial.top, score)
     keep, own = torch.exp(partial.top - top), torch.exp(score - top)
     total = partial.weight * keep + own

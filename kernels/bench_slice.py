@@ -10,12 +10,13 @@ from forebay.kernels import bench_inputs, costs, slice_step
 from forebay.kernels.bench_moe import random_experts
 from forebay.kernels.bench_timing import median_ms
 from forebay.kernels.dsa_batch import key_parts
+from forebay.kernels.layer_parts import GlobalPart, KdaPart, MoePart
 from forebay.kernels.mla_batch import Pages
 from forebay.kernels.models import K3_1_PRO
 from forebay.kernels.moe import Packed
 from forebay.kernels.moe_batch import Local
 from forebay.kernels.shapes import IndexShape, ModelShape
-from forebay.kernels.slice_step import GlobalPart, KdaPart, MoePart, Slice
+from forebay.kernels.slice_step import Slice
 from forebay.ops.bench_report import Reference, Row
 
 COPY_BYTES_PER_MS = 4.26e9
@@ -153,8 +154,8 @@ class _Random:
         assert m.latent is not None
         experts = random_experts(m.experts // RANKS, m.latent, m.width, self.device)
         return MoePart(
-            router=self.matrix(m.experts, self.shape.hidden).float(), bias=torch.zeros(m.experts, device=self.device),
-            into=self.matrix(2 * shared + m.latent, self.shape.hidden), experts=experts, local=Local(0, m.experts),
+            into=self.matrix(2 * shared + m.latent + m.experts, self.shape.hidden),
+            bias=torch.zeros(m.experts, device=self.device), experts=experts, local=Local(0, m.experts),
             norm=self.ones(m.latent), out=self.matrix(self.shape.hidden, shared + m.latent),
         )  # fmt: skip
 
@@ -163,10 +164,13 @@ def least_bytes(of: Slice, batch: int, tokens: int) -> int:
     """Weights, states and rows that a step must read or write once; of the experts those of a mean step."""
     total = 0
     for attention, mlp in of.layers:
-        total += attention.into.nbytes + attention.out.nbytes + sum(p.nbytes for p in (mlp.into, mlp.out, mlp.router))
+        total += sum(p.nbytes for p in (attention.into, attention.out, mlp.into, mlp.out))
         if isinstance(attention, KdaPart):
+            assert attention.decay_up is not None
             total += attention.decay_up.nbytes + batch * 2 * (attention.states[0].nbytes + attention.tails[0].nbytes)
         else:
+            assert attention.query_up is not None
+            assert attention.keys is not None
             total += sum(p.nbytes for p in (attention.query_up, attention.w_uk, attention.w_uv))
             total += batch * tokens * attention.keys.pool.shape[2]
             top_k = of.shape.index.top_k if of.shape.index else tokens

@@ -9,12 +9,21 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from forebay.kernels import attnres_batch, dsa_batch, kda_batch, mla_batch, moe_batch
+from forebay.kernels import attnres_batch, dsa_batch, kda_batch, layer_batch, mla_batch, moe_batch
 from forebay.kernels.kda_batch import Layer, Prefilled, Tokens
 from forebay.kernels.kda_plan import Plan
 from forebay.kernels.moe import Experts
 from forebay.kernels.moe_batch import ALL, Local, Norm
 from forebay.kernels.shapes import ModelShape
+
+
+def products(device: torch.device) -> ModuleType | None:
+    """The module with exact mode's bmm for this device; None where torch's will do."""
+    if device.type == "cuda":
+        from forebay.kernels import exact_triton
+
+        return exact_triton
+    return None
 
 
 def kda(device: torch.device) -> ModuleType:
@@ -76,13 +85,24 @@ def attnres(device: torch.device) -> ModuleType:
 
 
 def moe(device: torch.device, w: Experts) -> ModuleType:
-    """The module with route and experts for this device and these weights (the kernels take MXFP4 alone)."""
+    """The module with route and experts for this device and these weights."""
     if device.type == "cuda":
-        from forebay.kernels import moe_triton
+        from forebay.kernels import moe_dense_triton, moe_triton
 
         if moe_triton.fits(w):
             return moe_triton
+        if moe_dense_triton.fits(w):
+            return moe_dense_triton
     return moe_batch
+
+
+def layer(device: torch.device) -> ModuleType:
+    """The module with a layer's small operators for this device: `layer_batch`'s."""
+    if device.type == "cuda":
+        from forebay.kernels import layer_triton
+
+        return layer_triton
+    return layer_batch
 
 
 def experts(

@@ -44,7 +44,7 @@ def index_scores(q: Tensor, w: Tensor, keys: Tensor, start: int) -> Tensor:
     tiles = exact.pad_rows(keys.float(), KEY_TILE).t()
     total = torch.zeros(tokens, tiles.shape[1], device=q.device)
     for head in range(heads):
-        total += (queries[head] @ tiles)[:tokens].relu_().mul_(scaled[:, head, None])
+        total += exact.matmul(queries[head], tiles)[:tokens].relu_().mul_(scaled[:, head, None])
     unseen = torch.ones(tokens, length - start, dtype=torch.bool, device=q.device).triu_(1)
     total[:, start:length].masked_fill_(unseen, float("-inf"))
     return total[:, :length]
@@ -61,7 +61,7 @@ def index_scores_decode(q: Tensor, w: Tensor, keys: Tensor, lengths: Tensor) -> 
     count = tiles.shape[0] // batch
     queries = q.float()[:, None].expand(-1, count, -1, -1).reshape(-1, heads, dim)
     scaled = (w.float() * (heads * dim) ** -0.5)[:, None, :, None]
-    raw = torch.bmm(queries, tiles.transpose(1, 2)).relu_().view(batch, count, heads, KEY_TILE)
+    raw = exact.bmm(queries, tiles.transpose(1, 2)).relu_().view(batch, count, heads, KEY_TILE)
     total: Tensor = (raw * scaled).sum(2).view(batch, -1)[:, :length]
     beyond = torch.arange(length, device=q.device) >= lengths[:, None]
     return total.masked_fill(beyond, float("-inf"))

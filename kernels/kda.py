@@ -58,7 +58,7 @@ def _pair_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]
     middle = total[:, :, half - 1 : half]
     late = (total[:, :, half:] - middle).float().exp()
     early = k[:, :, :half] * (middle - total[:, :, :half]).float().exp()
-    across = torch.matmul(torch.cat((q[:, :, half:] * late, k[:, :, half:] * late), dim=2), early.transpose(2, 3))
+    across = exact.matmul(torch.cat((q[:, :, half:] * late, k[:, :, half:] * late), dim=2), early.transpose(2, 3))
     return _assemble(qk, across[:, :, :half]), _assemble(kk, across[:, :, half:])
 
 
@@ -93,12 +93,12 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     from_state, updates = [], []
     # Unbound, not indexed: the gradient of an index is a whole tensor of zeros for every chunk.
     for r, free, decay, k_t in zip(*(x.unbind(0) for x in (reads, u_free, end_decay, k_end_t)), strict=True):
-        read = torch.bmm(r, state)
+        read = exact.bmm(r, state)
         u = free - read[:, CHUNK:]
-        state = torch.baddbmm(state * decay, k_t, u)
+        state = exact.baddbmm(state * decay, k_t, u)
         from_state.append(read[:, :CHUNK])
         updates.append(u)
-    o = torch.stack(from_state) + torch.matmul(qk, torch.stack(updates))
+    o = torch.stack(from_state) + exact.matmul(qk, torch.stack(updates))
     return o.transpose(1, 2).reshape(chunks * CHUNK, heads, -1)[:tokens].to(v.dtype), state
 
 

@@ -37,15 +37,15 @@ def attend_prefill(q: Tensor, rows: Tensor, w_uk: Tensor, w_uv: Tensor, start: i
     for first in range(0, start + tokens, PREFILL_TILE):
         tile = exact.pad_rows(rows[first : first + PREFILL_TILE].float(), PREFILL_TILE).expand(heads, -1, -1)
         latent, shared = tile[..., :rank], tile[..., rank:]
-        keys = torch.cat((torch.bmm(latent, expand_k), shared), dim=-1)
-        scores = torch.bmm(queries, keys.transpose(1, 2))
+        keys = torch.cat((exact.bmm(latent, expand_k), shared), dim=-1)
+        scores = exact.bmm(queries, keys.transpose(1, 2))
         if first + PREFILL_TILE > start:
             position = torch.arange(first, first + PREFILL_TILE, device=q.device)
             scores = scores.masked_fill(position > limit, float("-inf"))
         higher = torch.maximum(top, scores.amax(-1, keepdim=True))
         p, keep = torch.exp(scores - higher), torch.exp(top - higher)
         weight = weight * keep + p.sum(-1, keepdim=True)
-        acc = acc * keep + torch.bmm(p, torch.bmm(latent, expand_v))
+        acc = acc * keep + exact.bmm(p, exact.bmm(latent, expand_v))
         top = higher
     return (acc / weight)[:, :tokens].transpose(0, 1).to(q.dtype)
 
@@ -70,11 +70,11 @@ def attend_latent(queries: Tensor, rows: Tensor, visible: Tensor, rank: int) -> 
     seen = F.pad(visible, (0, missing)).view(batch, -1, 1, DECODE_TILE)
     count = seen.shape[1]
     repeated = queries[:, None].expand(-1, count, -1, -1).reshape(-1, heads, width)
-    scores = torch.bmm(repeated, tiles.transpose(1, 2)).view(batch, count, heads, DECODE_TILE)
+    scores = exact.bmm(repeated, tiles.transpose(1, 2)).view(batch, count, heads, DECODE_TILE)
     scores = scores.masked_fill(~seen, float("-inf"))
     top = scores.amax((1, 3), keepdim=True)
     p = torch.exp(scores - top)
-    acc = torch.bmm(p.view(-1, heads, DECODE_TILE), tiles[..., :rank]).view(batch, count, heads, rank)
+    acc = exact.bmm(p.view(-1, heads, DECODE_TILE), tiles[..., :rank]).view(batch, count, heads, rank)
     weight = p.sum(-1, keepdim=True)
     if count == 1:
         return acc[:, 0] / weight[:, 0]

@@ -69,7 +69,12 @@ def route(x: Tensor, gate_w: Tensor, bias: Tensor, k: int, scaling: float, renor
 
     gate_w [E, D], bias [E] (it takes part in the choice, never in the weights).
     """
-    scores = exact.sigmoid(exact.linear(x.float(), gate_w.float()))
+    return choose(exact.linear(x.float(), gate_w.float()), bias, k, scaling, renormalize)
+
+
+def choose(logits: Tensor, bias: Tensor, k: int, scaling: float, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """`route` from the router's logits [T, E]."""
+    scores = exact.sigmoid(logits.float())
     chosen = dsa.top_k(scores + bias.float(), k)
     weights = scores.gather(1, chosen)
     if renormalize:
@@ -106,7 +111,7 @@ def _slabs(rows: Tensor, used: Tensor, w: Experts, shape: ModelShape) -> Tensor:
     group = max(1, GROUP_BYTES // (4 * 3 * w.w1.expert_elements))
     parts = []
     for ids, part in zip(torch.split(used, group), torch.split(rows, group), strict=True):
-        gate = torch.bmm(part, w.w1.of(ids).to(part.dtype).transpose(1, 2))
-        up = torch.bmm(part, w.w3.of(ids).to(part.dtype).transpose(1, 2))
-        parts.append(torch.bmm(glu(gate, up, shape), w.w2.of(ids).to(part.dtype).transpose(1, 2)))
+        gate = exact.bmm(part, w.w1.of(ids).to(part.dtype).transpose(1, 2))
+        up = exact.bmm(part, w.w3.of(ids).to(part.dtype).transpose(1, 2))
+        parts.append(exact.bmm(glu(gate, up, shape), w.w2.of(ids).to(part.dtype).transpose(1, 2)))
     return torch.cat(parts)

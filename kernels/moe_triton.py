@@ -99,7 +99,7 @@ VARIANTS = MappingProxyType({1: _FEW_TRIED, 16: _FEW_TRIED, 64: _FEW_TRIED, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiles:
+class Tiles:
     """What `group_kernel` leaves: order [N], tiles [sizes, 3, limit], counts [sizes]."""
 
     order: Tensor
@@ -149,12 +149,12 @@ def experts(
     tokens, k = chosen.shape
     sizes = tuning.for_mean(tokens * k / max(1, local.of or count))
     assert z.shape == (tokens, 2 * half)
-    found = _group(chosen, count, local.first, sizes, tuning)
+    found = group(chosen, count, local.first, sizes, tuning)
     h = torch.empty((tokens * k, width), dtype=z.dtype, device=z.device)
     _gate_up(_arranged(z), w1, w3, found, k, h, shape, sizes)
     y = torch.empty((tokens * k, z.shape[1]), dtype=z.dtype, device=z.device)
     _down(h, w2, found, y, sizes)
-    return _combine(y, chosen, weights, local.first, count, norm, out, tuning)
+    return combine(y, chosen, weights, local.first, count, norm, out, tuning)
 
 
 def _packed(part: object) -> Packed:
@@ -168,12 +168,12 @@ def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _low(dtype: torch.dtype) -> tl.dtype:
+def low(dtype: torch.dtype) -> tl.dtype:
     """Type of the products; fp32 is for Triton's interpreter."""
     return tl.bfloat16 if dtype == torch.bfloat16 else tl.float32
 
 
-def _programs(device: torch.device, size: Size, tiles: int, slices: int) -> int:
+def programs(device: torch.device, size: Size, tiles: int, slices: int) -> int:
     """As many programs as run at once, and not more than there can be work for."""
     most = tiles * slices
     if device.type != "cuda":
@@ -181,7 +181,7 @@ def _programs(device: torch.device, size: Size, tiles: int, slices: int) -> int:
     return min(most, size.programs * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _group(chosen: Tensor, count: int, first: int, sizes: tuple[Size, ...], tuning: Tuning) -> _Tiles:
+def group(chosen: Tensor, count: int, first: int, sizes: tuple[Size, ...], tuning: Tuning) -> Tiles:
     entries, device = chosen.numel(), chosen.device
     assert chosen.is_contiguous()
     largest = sizes[-1].entries
@@ -198,7 +198,7 @@ def _group(chosen: Tensor, count: int, first: int, sizes: tuple[Size, ...], tuni
         SIZES=tuple(size.entries for size in sizes), BINS=_power(count + 1), BLOCK=min(COUNT_BLOCK, _power(entries)),
         COUNTED=counted, num_warps=tuning.group_warps,
     )  # fmt: skip
-    return _Tiles(order=order, tiles=tiles, counts=counts)
+    return Tiles(order=order, tiles=tiles, counts=counts)
 
 
 def _arranged(z: Tensor) -> Tensor:
@@ -211,29 +211,29 @@ def _arranged(z: Tensor) -> Tensor:
 
 
 def _gate_up(
-    z: Tensor, w1: Packed, w3: Packed, found: _Tiles, k: int, h: Tensor, shape: ModelShape, sizes: tuple[Size, ...]
+    z: Tensor, w1: Packed, w3: Packed, found: Tiles, k: int, h: Tensor, shape: ModelShape, sizes: tuple[Size, ...]
 ) -> None:
     for i, size in enumerate(sizes):
-        grid = (_programs(z.device, size, found.limit, 2 * h.shape[1] // size.rows),)
+        grid = (programs(z.device, size, found.limit, 2 * h.shape[1] // size.rows),)
         gate_up_kernel[grid](
             z, w1.packed, w1.scale, w3.packed, w3.scale, found.order, found.tiles[i], found.counts[i:], h,
             shape.situ_beta, shape.situ_linear_beta, found.limit,
             PER_TOKEN=k, K=z.shape[1], N=h.shape[1], SITU=shape.activation == "situ", ROWS=size.rows, M=size.tokens,
-            REST=size.rest, WARPS=size.warps, STAGES=size.stages, LOW=_low(z.dtype), num_warps=size.warps,
+            REST=size.rest, WARPS=size.warps, STAGES=size.stages, LOW=low(z.dtype), num_warps=size.warps,
         )  # fmt: skip
 
 
-def _down(h: Tensor, w2: Packed, found: _Tiles, y: Tensor, sizes: tuple[Size, ...]) -> None:
+def _down(h: Tensor, w2: Packed, found: Tiles, y: Tensor, sizes: tuple[Size, ...]) -> None:
     for i, size in enumerate(sizes):
-        grid = (_programs(h.device, size, found.limit, y.shape[1] // size.rows),)
+        grid = (programs(h.device, size, found.limit, y.shape[1] // size.rows),)
         down_kernel[grid](
             h, w2.packed, w2.scale, found.order, found.tiles[i], found.counts[i:], y, found.limit,
             K=h.shape[1], N=y.shape[1], ROWS=size.rows, M=size.tokens, REST=size.rest, WARPS=size.warps,
-            STAGES=size.stages, LOW=_low(h.dtype), num_warps=size.warps,
+            STAGES=size.stages, LOW=low(h.dtype), num_warps=size.warps,
         )  # fmt: skip
 
 
-def _combine(
+def combine(
     y: Tensor,
     chosen: Tensor,
     weights: Tensor,

@@ -12,7 +12,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     does.
     """
     x32 = x.float()
-    normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    normed = x32 * torch.rsqrt(exact.mean_square(x32) + eps)
     return normed.to(x.dtype) * weight.to(x.dtype)
 
 
@@ -27,7 +27,7 @@ def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
 def gated_rms_norm(o: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """KDA's output: RMSNorm of o [..., H, V] by weight [V], then times sigmoid(gate [..., H, V]); norm before gate."""
     o32 = o.float()
-    normed = o32 * torch.rsqrt(o32.square().mean(-1, keepdim=True) + eps) * weight.float()
+    normed = o32 * torch.rsqrt(exact.mean_square(o32) + eps) * weight.float()
     return (normed * exact.sigmoid(gate.float())).to(gate.dtype)
 
 

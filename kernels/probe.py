@@ -30,14 +30,14 @@ class _Check:
         return all(torch.equal(self.run(a, b), whole[a:b]) for a, b in parts if b <= TOKENS)
 
 
-def probe(shape: ModelShape, threads: int) -> list[str]:
-    """Names of the operators that break exact mode with this many threads; [] is good. Takes about a second on a small
-    shape, and memory for one matrix of each kind."""
+def probe(shape: ModelShape, threads: int, device: str = "cpu") -> list[str]:
+    """Names of the operators that break exact mode with this many threads on this device; [] is good. Takes
+    about a second on a small shape, and memory for one matrix of each kind."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.inference_mode():
-            random = torch.Generator().manual_seed(20)
+        with torch.inference_mode(), torch.device(device):
+            random = torch.Generator(device).manual_seed(20)
             makers = (_row_checks, _kda_checks, _global_checks, _index_checks, _moe_checks, _residual_checks)
             return [check.name for make in makers for check in make(shape, random) if not check.holds()]
     finally:

@@ -16,7 +16,8 @@ class DevicePool:
     def __init__(self, layout: Layout, n_pages: int, device: torch.device | str = "cpu") -> None:
         self.layout = layout
         self.n_pages = n_pages
-        self.bytes = torch.zeros((n_pages, layout.page_bytes), dtype=torch.uint8, device=device)
+        # One page more than there are: a step of a fixed number of rows points those without a sequence at it.
+        self.bytes = torch.zeros((n_pages + 1, layout.page_bytes), dtype=torch.uint8, device=device)[:n_pages]
         # NumPy copies rows of bytes several times faster than torch's index operators on a CPU.
         self._on_cpu: npt.NDArray[np.uint8] | None = self.bytes.numpy() if self.bytes.device.type == "cpu" else None
 

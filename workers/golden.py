@@ -50,13 +50,13 @@ NOT_YET_RUN = {"vision_tiny": "not yet run: the vision tower is not served yet"}
 MIX_TOLERANCE = 4e-5
 
 
-def check_golden(folder: Path) -> list[Case]:
-    """Every case of the sets that stand under `folder`. FolderError where none does."""
+def check_golden(folder: Path, device: str = "cpu") -> list[Case]:
+    """Every case of the sets that stand under `folder`; the models run on `device`. FolderError where none does."""
     known = [name for name in (*SETS, *MODEL_SETS, *NOT_YET_RUN) if (folder / name).is_dir()]
     if not known:
         raise FolderError(f"{folder}: none of the golden sets {', '.join((*SETS, *MODEL_SETS, *NOT_YET_RUN))}")
     with _one_thread():
-        return [case for name in known for case in _run(folder / name)]
+        return [case for name in known for case in _run(folder / name, device)]
 
 
 @contextmanager
@@ -70,21 +70,22 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _run(folder: Path) -> Iterable[Case]:
+def _run(folder: Path, device: str) -> Iterable[Case]:
     if folder.name in SETS:
         return run_set(folder)
     if folder.name in MODEL_SETS:
-        return _run_model_set(folder, MODEL_SETS[folder.name])
+        with torch.device(device):
+            return [*_run_model_set(folder, MODEL_SETS[folder.name], device)]
     return [not_run(folder.name, NOT_YET_RUN[folder.name])]
 
 
-def _run_model_set(folder: Path, model_set: _ModelSet) -> Iterator[Case]:
+def _run_model_set(folder: Path, model_set: _ModelSet, device: str) -> Iterator[Case]:
     for variant in model_set.variants:
         numbers = folder if model_set.shared_numbers else folder / variant
-        expected = load_file(numbers / "expected.safetensors")
+        expected = load_file(numbers / "expected.safetensors", device=device)
         prompts = json.loads((numbers / "prompts.json").read_text(encoding="utf-8"))["prompts"]
         for eps in (REFERENCE_EPS, SERVING_EPS):
-            model = load_model(folder / variant, BLOCK_TOKENS, latent_norm_eps=eps)
+            model = load_model(folder / variant, BLOCK_TOKENS, device=device, latent_norm_eps=eps)
             for prompt in prompts:
                 run = _Run(f"{folder.name}/{variant} len{prompt['length']}", model, prompt, expected, model_set)
                 yield from run.reference() if eps == REFERENCE_EPS else run.serving()
@@ -192,4 +193,4 @@ def _pages(model: Model, n_tokens: int) -> tuple[PageTable, DevicePool]:
     for name, (layers, pages) in counts.items():
         table[name] = np.arange(taken, taken + layers * pages, dtype=np.int32).reshape(layers, pages)
         taken += layers * pages
-    return table, DevicePool(model.layout, taken)
+    return table, DevicePool(model.layout, taken, model.device)

@@ -56,6 +56,7 @@ def check_resume(
     transfer: Transfer = "shared_memory",
     block_tokens: int = 32,
     threads: int = 1,
+    device: str = "cpu",
 ) -> list[Case]:
     """Load the folder or built-in model and run every case, or those of one tier. `on_case` hears each as it is known.
 
@@ -63,7 +64,7 @@ def check_resume(
     asked for and cannot be had.
     """
     torch.set_num_threads(threads)
-    loaded = load_model(model, block_tokens, torch.float32, "cpu")
+    loaded = load_model(model, block_tokens, torch.float32, device)
     return run_cases(loaded, plant, on_case, tier=tier, transfer=transfer, threads=threads)
 
 

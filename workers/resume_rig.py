@@ -164,14 +164,14 @@ class Rig:
     def straight(self, job: Job, answer: Answer) -> Answer:
         """The rows of `answer` from the model alone: the prompt in one call, then the answer's ids one by one."""
         device, model = self.model.device, self.model
-        pages, pool = _own_pages(model.layout, job.n_prompt + ANSWER_TOKENS)
+        pages, pool = _own_pages(model.layout, job.n_prompt + ANSWER_TOKENS, device)
         rows = [model.prefill(torch.from_numpy(job.ids.astype(np.int64)).to(device), 0, pages, pool)]
         for position, token in enumerate(answer.completion.ids[:-1], start=job.n_prompt):
             rows.append(model.decode(torch.tensor([token], device=device), [position], [pages], pool)[0])
         return Answer(answer.completion, [row.cpu().numpy() for row in rows])
 
 
-def _own_pages(layout: Layout, n_tokens: int) -> tuple[PageTable, DevicePool]:
+def _own_pages(layout: Layout, n_tokens: int, device: torch.device) -> tuple[PageTable, DevicePool]:
     """Pages in rising order, of a pool that holds this one sequence."""
     shapes = {group.name: (len(group.layers), -(-n_tokens // group.page_tokens)) for group in layout.paged}
     shapes |= {group.name: (len(group.layers), 1) for group in layout.states}
@@ -179,4 +179,4 @@ def _own_pages(layout: Layout, n_tokens: int) -> tuple[PageTable, DevicePool]:
     for name, (layers, spans) in shapes.items():
         pages[name] = np.arange(first, first + layers * spans, dtype=np.int32).reshape(layers, spans)
         first += layers * spans
-    return pages, DevicePool(layout, first)
+    return pages, DevicePool(layout, first, device)
