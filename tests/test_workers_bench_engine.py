@@ -15,7 +15,7 @@ from forebay.kernels.models import KIMI_LINEAR_48B
 from forebay.workers import bench_engine, cache_rate, engine_plan, engine_start
 from forebay.workers.engine_make import make_engine
 from forebay.workers.engine_plan import DEMO, SMALL, WHOLE, Mode, shape_of
-from forebay.workers.engine_rows import EngineBench
+from forebay.workers.engine_rows import EngineBench, count
 
 CPU = torch.device("cpu")
 BLOCKED = """
@@ -111,6 +111,22 @@ def test_every_published_figure_has_its_row() -> None:
     assert engine_plan.published(KIMI_LINEAR_48B, 1.0) is not None
     assert engine_plan.published(shape_of(DEMO), 1.0) is None
     assert all(shape_of(name).name == name for name in bench_engine.SHAPES)
+
+
+def test_the_record_holds_every_decode_and_prefill_of_kimi_linear() -> None:
+    """As measured on an H200; its floors are those of today, for the experts that were met."""
+    told = json.loads((Path(bench_engine.__file__).parent / "bench_engine_h200.json").read_text())
+    assert any("NVIDIA H200" in gpu for gpu in told["machine"]["gpus"])
+    rows = {row["name"]: row for row in told["rows"]}
+    for batch, tokens in WHOLE.decode:
+        what = f"batch {batch}, made-up contexts of {count(tokens)}, fast"
+        met = rows[f"distinct experts a layer, {what}"]["value"]
+        least = floors.floor_ms(floors.step_work(KIMI_LINEAR_48B, batch, tokens, met), floors.H200)
+        step = rows[f"decode step, {what}"]
+        assert least < step["value"]
+        assert step["reference"] == {"name": "H200 floor", "value": pytest.approx(least)}
+        assert met == pytest.approx(floors.distinct_experts(KIMI_LINEAR_48B.moe, batch), rel=0.02)
+    assert {f"prefill, a prompt of {count(tokens)}, fast" for tokens in WHOLE.prefill} < rows.keys()
 
 
 def test_the_link_that_a_prefill_needs() -> None:
