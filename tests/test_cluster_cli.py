@@ -135,7 +135,7 @@ def test_golden_failures_end_in_status_one(monkeypatch: pytest.MonkeyPatch, tmp_
     from forebay.kernels.golden import Case
     from forebay.workers import golden
 
-    def cases(_: Path) -> list[Case]:
+    def cases(_: Path, device: str) -> list[Case]:
         return [Case(name="a", error=2.0, tolerance=1.0, passed=False, detail="")]
 
     monkeypatch.setattr(golden, "check_golden", cases)
