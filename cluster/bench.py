@@ -39,10 +39,11 @@ def bench_store(folder: Path | None, json_path: Path | None) -> int:
     from forebay.kvstore.pool_address import PoolError
     from forebay.kvstore.pool_bench import bench_pool
     from forebay.kvstore.ssd_bench import bench_ssd
+    from forebay.workers.bench_prefetch import bench_prefetch
 
     try:
         with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as made:
-            rows = [*bench_lookup(), *bench_host(), *bench_ssd(Path(made))]
+            rows = [*bench_lookup(), *bench_host(), *bench_ssd(Path(made)), *bench_prefetch(Path(made) / "prefetch")]
     except OSError as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 2

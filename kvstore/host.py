@@ -8,6 +8,7 @@ wrong says so.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,10 @@ from forebay.kvstore.shared_entries import Place, Stored, Unit
 from forebay.kvstore.ssd import Adopt
 
 Bytes = npt.NDArray[np.uint8]
-Spill = Callable[[Label, int, float, Bytes], None]
-"""Takes a unit that leaves memory: its label, how often it was used, until when it is kept, its pages' bytes [pages,
-n_bytes]."""
+Rows = Callable[[], Bytes | None]
+Spill = Callable[[Label, int, float, Rows], None]
+"""Takes a unit that leaves memory: its label, how often it was used, until when it is kept, and what reads its pages'
+bytes [pages, n_bytes], which costs a copy; None where they are wrong."""
 
 TRIES = 4
 """How often room is made for one unit, where others take it meanwhile."""
@@ -94,7 +96,8 @@ class HostPool:
             self.lose(move)
             if spill is not None:
                 assert move.label is not None
-                spill(move.label, move.uses, move.expires_at, device.gather(move.source_pages, move.n_bytes))
+                read = partial(device.gather, move.source_pages, move.n_bytes)
+                spill(move.label, move.uses, move.expires_at, read)
         else:
             self._note(move.target_pages, answer)
 
@@ -197,9 +200,14 @@ class HostPool:
         return None
 
     def _spill(self, stored: Stored, spill: Spill) -> None:
-        """Let a unit of this model and rank go further down, if its bytes are right."""
-        if not self._is_ours(stored.unit):
-            return
+        """Let a unit of this model and rank go further down."""
+        unit = stored.unit
+        if self._is_ours(unit):
+            label = unit.label if unit.rows else replace(unit.label, group=STATES)
+            spill(label, unit.uses, unit.expires_at, partial(self._leaving, stored))
+
+    def _leaving(self, stored: Stored) -> Bytes | None:
+        """A copy of what leaves, if its bytes are right."""
         unit, table = stored.unit, self.directory.table
         data = np.empty((unit.n_pages, unit.n_bytes), dtype=np.uint8)
         pages = table.pages_of(stored.entry).tolist()
@@ -207,9 +215,7 @@ class HostPool:
             copy_checked(row[None], table.granules[page, None, : unit.n_bytes])
             for row, page in zip(data, pages, strict=True)
         ]
-        if sums == table.checksums[stored.entry, : unit.n_pages].tolist():
-            label = unit.label if unit.rows else replace(unit.label, group=STATES)
-            spill(label, unit.uses, unit.expires_at, data)
+        return data if sums == table.checksums[stored.entry, : unit.n_pages].tolist() else None
 
     def _copy_down(self, device: DevicePool, move: Move, place: Place) -> Stored | None:
         granules = self.directory.table.granules

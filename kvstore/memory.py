@@ -29,7 +29,7 @@ from forebay.kvstore.class_limits import quota_pages
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.device import DevicePool, pin
 from forebay.kvstore.directory import Directory
-from forebay.kvstore.host import HostPool, Spill
+from forebay.kvstore.host import HostPool, Rows, Spill
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.log_folder import LogError
@@ -49,8 +49,7 @@ from forebay.kvstore.turn import Turn
 Bytes = npt.NDArray[np.uint8]
 WAIT_S = 0.1
 AHEAD_BYTES = 64 << 20
-"""How much is read from the SSD for a prompt whose turn has not come before the host has taken it: to take it is all
-that one step has to do for it, a few milliseconds."""
+"""How much is read from the SSD for a prompt whose turn has not come, before the host has taken it."""
 
 
 class View(Protocol):
@@ -273,28 +272,30 @@ class Memory:
     def _spiller(self) -> Spill | None:
         return None if self.ssd is None or self.ssd_failure is not None else self._spill
 
-    def _spill(self, label: Label, uses: int, expires_at: float, data: Bytes) -> None:
-        """What leaves the host goes to the SSD, where the policy is to."""
-        assert self.ssd is not None
+    def _spill(self, label: Label, uses: int, expires_at: float, rows: Rows) -> None:
+        """What leaves the host goes to the SSD, where the policy is to and it is not there yet."""
         pages = self.store.spill(label, uses, expires_at)
         if pages is not None:
+            data = rows()
             down = Move(
                 source="host",
                 source_pages=pages[:0],
                 target="ssd",
                 target_pages=pages,
-                n_bytes=data.shape[1],
+                n_bytes=0 if data is None else data.shape[1],
                 label=label,
             )
-            self.ssd.save(down, data, self._pinned_on_ssd)
+            self._save_on_ssd(down, data)
 
     def _save_below(self, move: Move) -> None:
         if move.target == "pool":
             assert self.pool_tier is not None, "moves to the pool need it"
             self.pool_tier.save(move, partial(self._read, move))
             return
+        self._save_on_ssd(move, self._read(move))
+
+    def _save_on_ssd(self, move: Move, data: Bytes | None) -> None:
         assert self.ssd is not None, "moves to the SSD need it"
-        data = self._read(move)
         if data is None:  # wrong bytes would get a right checksum
             self.ssd.lose(move)
         else:

@@ -10,6 +10,7 @@ data of the others is verified when it is read, so that a start does not read th
 calls; files are written and read in threads of their own.
 """
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -174,10 +175,11 @@ class SegmentLog:
 
     def _room(self, n_bytes: int) -> Bytes:
         """Memory for a read: one that was given back, or fresh, which costs more than the reading itself."""
-        while self._spare:
-            spare = self._spare.popleft()
-            if len(spare) >= n_bytes:
-                return spare
+        with contextlib.suppress(IndexError):  # none is left, or another reader took the last one
+            while True:
+                spare = self._spare.popleft()
+                if len(spare) >= n_bytes:
+                    return spare
         return np.empty(n_bytes, dtype=np.uint8)
 
     def _recover(self) -> list[Found]:

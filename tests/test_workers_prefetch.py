@@ -10,6 +10,7 @@ from hash_model import HashModel, answer, config_of, job_of
 
 from forebay.kvstore import memory as memory_module
 from forebay.kvstore.arena import Arena
+from forebay.workers import bench_prefetch
 from forebay.workers.job import Holder
 from forebay.workers.local import LocalPair
 from forebay.workers.prefill import PrefillWorker
@@ -230,3 +231,11 @@ def test_waiting_prompts_fill_no_more_of_the_host_than_they_may(tmp_path):
             worker.memory.store.check()
         assert 0 < most <= 1 << 13
         worker.close()
+
+
+def test_the_bench_measures_both(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_prefetch, "ROUNDS", 1)
+    monkeypatch.setattr(bench_prefetch, "CHUNK_S", 0.001)
+    rows = list(bench_prefetch.bench_prefetch(tmp_path, jobs=2, blocks=1))
+    assert [row.unit for row in rows] == ["s", "s"]
+    assert all(row.value > 0 and row.ratio > 0 for row in rows)

@@ -263,7 +263,10 @@ class PrefillWorker:
                 prompt.ahead.advance()
 
     def _read_ahead(self, now: float) -> None:
-        """Have hits of prompts that wait for their turn come up to the host, beside the chunks of those before them."""
+        """Have hits of prompts that wait for their turn come up to the host, beside the chunks of those before them.
+        None is begun while one is read whose turn it is."""
+        if any(prompt.opening is not None for prompt in self._prompts.values()):
+            return
         most_bytes = min(self._config.prefetch_bytes, self._config.store.host_bytes // 2)
         waiting = [prompt for prompt in self._prompts.values() if prompt.lease is None and prompt.opening is None]
         if not most_bytes or not any(prompt.slow_bytes and prompt.ahead is None for prompt in waiting):
