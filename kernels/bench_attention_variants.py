@@ -18,28 +18,27 @@ from forebay.kernels.bench_timing import median_ms
 from forebay.ops.bench_report import Reference, Row
 
 DIFFERENCE_MAX = 3e-3  # between launch shapes: bf16 products in other tiles
+SCORES_DIFFERENCE_MAX = 5e-4  # sums of fp8 products, of which the tensor cores keep 14 bits
 
 A, D = mla_triton.TUNED, dsa_triton.TUNED
 ATTENTION = {
-    "stages 5": replace(A, stages=5),
-    "rows twice": replace(A, spread=False),
-    "rows twice, stages 5": replace(A, spread=False, stages=5),
-    "tile 64": replace(A, tile=64, stages=2, spread=False),
-    "tile 64, stages 3": replace(A, tile=64, stages=3, spread=False),
-    "tile 64, spread": replace(A, tile=64, stages=2),
+    "weights rounded once": replace(A, exact=False),
+    "merge 128 columns": replace(A, merge_columns=128),
+    "merge 256 columns, 2 warps": replace(A, merge_columns=256, merge_warps=2),
 }
 ATTENTION_FEW = {
-    "tile 32, stages 7": replace(A, few_stages=7),
-    "tile 64": replace(A, few_tile=64, few_stages=3),
-    "tile 64, 8 warps": replace(A, few_tile=64, few_stages=3, few_warps=8),
-    "tile 64, stages 5, 8 warps": replace(A, few_tile=64, few_stages=5, few_warps=8),
+    "stages 7": replace(A, stages=7),
+    "tile 64": replace(A, tile=64, stages=3),
+    "tile 64, 8 warps": replace(A, tile=64, stages=3, warps=8),
+    "tile 64, stages 5, 8 warps": replace(A, tile=64, stages=5, warps=8),
+    "merge 128 columns": replace(A, merge_columns=128),
 }
 PARTS = (1, 2, 4, 8, 16, 32, 64)
 SCORES = {
+    "fp8": replace(D, score_half=False),
+    "fp8, 16 programs": replace(D, score_half=False, score_programs=16),
     "stages 4": replace(D, score_stages=4),
-    "stages 8": replace(D, score_stages=8),
     "tile 64": replace(D, score_tile=64),
-    "tile 64, stages 8": replace(D, score_tile=64, score_stages=8),
     "tile 256, 8 warps": replace(D, score_tile=256, score_warps=8),
     "8 warps": replace(D, score_warps=8),
     "2 programs": replace(D, score_programs=2),
@@ -47,14 +46,11 @@ SCORES = {
     "16 programs": replace(D, score_programs=16),
 }
 TOP_K = {
-    "8 warps": replace(D, top_k_warps=8),
-    "32 warps": replace(D, top_k_warps=32),
-    "stages 1": replace(D, top_k_stages=1),
-    "stages 2": replace(D, top_k_stages=2),
-    "stages 5": replace(D, top_k_stages=5),
-    "width 8192": replace(D, width=8192),
-    "pieces of 16384": replace(D, piece=16384),
-    "pieces of 8192": replace(D, piece=8192),
+    "8 warps": replace(D, list_warps=8),
+    "16 warps choose": replace(D, choose_warps=16),
+    "blocks of 8192, 8 warps": replace(D, block=8192, list_warps=8),
+    "256 programs": replace(D, programs=256),
+    "1024 programs": replace(D, programs=1024),
 }
 PREFILL = {
     "tile 128": replace(A, prefill_tile=128, prefill_stages=2),
@@ -119,14 +115,13 @@ def _sparse(sizes: Sizes, batch: int, variants: dict[str, mla_triton.Tuning]) ->
     pages, q = inputs.rows(sizes, batch, CONTEXT), inputs.absorbed(sizes, batch)
     of = inputs.chosen(sizes, pages, batch, CONTEXT)
     parts = {f"{n} parts": replace(A, parts=n) for n in PARTS if n * batch <= 512}
-    tile_64 = {f"tile 64, {n} parts": replace(variants["tile 64"], parts=n) for n in PARTS if n * batch <= 256}
 
     def run(tuning: object) -> Tensor:
         assert isinstance(tuning, mla_triton.Tuning)
         return mla_triton.attend_slots(q, pages, of.slots, of.counts, sizes.scale, sizes.mla.kv_rank, tuning)
 
     name = f"sparse attention B {batch} H {sizes.mla.heads}"
-    return Race(name=name, run=run, tuned=A, variants={**variants, **parts, **tile_64})
+    return Race(name=name, run=run, tuned=A, variants={**variants, **parts})
 
 
 def _scores(sizes: Sizes, batch: int) -> Race:
@@ -137,7 +132,7 @@ def _scores(sizes: Sizes, batch: int) -> Race:
         assert isinstance(tuning, dsa_triton.Tuning)
         return dsa_triton.scores(codes, weights, pages, seen, CONTEXT, tuning)
 
-    return Race(name=f"index scores B {batch}", run=run, tuned=D, variants={**SCORES}, tolerance=1e-5)
+    return Race(name=f"index scores B {batch}", run=run, tuned=D, variants={**SCORES}, tolerance=SCORES_DIFFERENCE_MAX)
 
 
 def _top_k(sizes: Sizes, queries: int) -> Race:

@@ -3,6 +3,9 @@
 score(t, s) = scale_s sum_j weight_tj relu(q_tj . k_s): the keys are the rows of the product, so that a tile of them
 goes from memory to the tensor cores as it lies, and the sum over heads stays within a warp. A key's scale is positive
 and passes the relu. Query scales and the model's factors are in the weights.
+
+Hopper's products of fp8 keep about 14 bits of their sums; in fp16, which holds every fp8 number, products and sums are
+as good as fp32's (HALF).
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -15,7 +18,7 @@ import triton.language as tl
 def scores_kernel(
     q, weights, codes, scales, table, lengths, out, T, PER, table_row, page_bytes, out_row,
     H: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    GROUP: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (part, block of QUERIES queries of one sequence): q [T, H, D] fp8, weights [T, H] fp32; pages as
     `dsa_keys_triton.write_keys_kernel` leaves them; table [T / PER, pages] int32; lengths [T] int32: keys that t sees.
@@ -29,6 +32,8 @@ def scores_kernel(
     j = tl.arange(0, TILE)
     some = heads < T * H
     queries = tl.trans(tl.load(q + heads[:, None] * D + d[None, :], mask=some[:, None], other=0.0))
+    if HALF:
+        queries = queries.to(tl.float16)
     weight = tl.load(weights + heads, mask=some, other=0.0)
     length = tl.load(lengths + t, mask=t < T, other=0)
     tiles = tl.cdiv(tl.max(length, 0), TILE)
@@ -41,6 +46,8 @@ def scores_kernel(
         at = tl.load(pages + token // PAGE).to(tl.int64) * page_bytes + token % PAGE // GROUP * (GROUP * (D + 4))
         keys = tl.load(codes + at + inside[:, None] + d[None, :])
         scale = tl.load(scales + at // 4 + scale_inside)
+        if HALF:
+            keys = keys.to(tl.float16)
         x = tl.maximum(tl.dot(keys, queries), 0.0) * weight[None, :]
         score = tl.sum(tl.reshape(x, (TILE, QUERIES, H)), 2) * scale[:, None]
         seen = (token + j)[:, None] < length[None, :]

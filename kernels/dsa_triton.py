@@ -11,18 +11,19 @@ from forebay.kernels.dsa_keys_triton import quantize_queries_kernel, write_keys_
 from forebay.kernels.dsa_scores_triton import scores_kernel
 from forebay.kernels.mla_batch import Pages
 from forebay.kernels.mla_triton import processors
-from forebay.kernels.topk_triton import top_k_kernel
+from forebay.kernels.topk_triton import choose_kernel, list_kernel, maxima_kernel
 
 ROWS = 16  # that a program of the small kernels takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Launch shapes. `score_programs`: of them, how many a multiprocessor gets; `shared_queries`: queries of one
-    sequence that a program of a prefill takes; `piece`: scores of a row that a program of top-k takes, a longer row
-    takes two launches.
+    """Launch shapes. `score_half`: products of scores in fp16; `score_programs`: of them, how many a multiprocessor
+    gets; `shared_queries`: queries of one sequence that a program of a prefill takes; `block`: scores that a program of
+    top-k takes at a time; `pieces` and `programs`: in how many pieces at most to cut a row, and all of them.
     """
 
+    score_half: bool = True
     score_tile: int = 128
     score_stages: int = 6
     score_warps: int = 4
@@ -30,10 +31,11 @@ class Tuning:
     shared_queries: int = 4
     shared_warps: int = 8
     shared_stages: int = 3
-    piece: int = 65536
-    width: int = 0
-    top_k_warps: int = 16
-    top_k_stages: int = 3
+    block: int = 4096
+    pieces: int = 32
+    programs: int = 512
+    list_warps: int = 4
+    choose_warps: int = 8
 
 
 TUNED = Tuning()
@@ -86,7 +88,7 @@ def scores(codes: Tensor, weights: Tensor, pages: Pages, lengths: Tensor, width:
     scores_kernel[(parts, triton.cdiv(T, together))](
         codes, weights, key_codes, key_scales, pages.table, lengths, out, T, each, pages.table.stride(0),
         pages.pool.stride(0), out.stride(0), H=H, D=D, QUERIES=together, TILE=tuning.score_tile,
-        PAGE=pages.page_tokens, GROUP=GROUP, STAGES=stages, num_warps=warps,
+        PAGE=pages.page_tokens, GROUP=GROUP, HALF=tuning.score_half, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return out[:, :width]
 
@@ -94,52 +96,29 @@ def scores(codes: Tensor, weights: Tensor, pages: Pages, lengths: Tensor, width:
 def top_k(values: Tensor, lengths: Tensor, k: int, pages: Pages, tuning: Tuning = TUNED) -> Chosen:
     """`dsa_batch.top_k`; rows of `values` begin on multiples of 16."""
     T, S = values.shape
-    pieces = triton.cdiv(S, tuning.piece)
-    found = torch.empty((T, triton.cdiv(S, 16) * 16), dtype=torch.int32, device=values.device)
-    if pieces == 1:
-        return _choose(values, None, lengths, k, pages, found, tuning)
-    row = triton.cdiv(pieces * k, 16) * 16
-    places = torch.empty((T, row), dtype=torch.int32, device=values.device)
-    best = torch.empty((T, row), dtype=torch.float32, device=values.device)
-    assert row == pieces * k, "the pieces' choices begin on multiples of 16"
-    counts = torch.empty((T, pieces), dtype=torch.int32, device=values.device)
-    _launch(values, None, lengths, k, None, found, places, places, best, counts, pieces, tuning.piece, tuning)
-    return _choose(best, places, torch.full_like(lengths, row), k, pages, found, tuning)
+    assert values.stride(0) % 16 == tuning.block % 16 == 0, "rows and blocks begin on multiples of 16"
+    most = max(1, min(tuning.pieces, tuning.programs // T))
+    piece = triton.cdiv(S, most * tuning.block) * tuning.block
+    pieces = triton.cdiv(S, piece)
+    groups = triton.next_power_of_2(triton.cdiv(2 * k, pieces))
+    block = max(tuning.block, groups)
+    width = triton.next_power_of_2(pieces * groups)
 
+    def ints(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=values.device)
 
-def _choose(
-    values: Tensor, places: Tensor | None, lengths: Tensor, k: int, pages: Pages, found: Tensor, tuning: Tuning
-) -> Chosen:
-    idx, slots = (torch.empty((len(values), k), dtype=torch.int32, device=values.device) for _ in range(2))
-    counts = torch.empty(len(values), dtype=torch.int32, device=values.device)
-    size = triton.cdiv(values.shape[1], 16) * 16
-    _launch(values, places, lengths, k, pages, found, idx, slots, None, counts, 1, size, tuning)
-    return Chosen(positions=idx, slots=slots, counts=counts)
-
-
-def _launch(
-    values: Tensor,
-    places: Tensor | None,
-    lengths: Tensor,
-    k: int,
-    pages: Pages | None,
-    found: Tensor,
-    idx: Tensor,
-    slots: Tensor,
-    best: Tensor | None,
-    counts: Tensor,
-    pieces: int,
-    piece: int,
-    tuning: Tuning,
-) -> None:
-    assert values.stride(0) % 16 == 0, "rows begin on multiples of 16"
-    assert piece % 16 == 0, "pieces begin on multiples of 16"
-    given = lengths if places is None else places
-    table = lengths if pages is None else pages.table
-    top_k_kernel[(pieces, len(values))](
-        values, given, lengths, table, found, idx, slots, values if best is None else best, counts, values.stride(0),
-        given.stride(0), table.stride(0), found.stride(0), 1 if pages is None else pages.queries_each(len(values)),
-        piece, k, k // 16, W=tuning.width or triton.next_power_of_2(2 * k), PLACES=places is not None,
-        VALUES=best is not None, PAGE=0 if pages is None else pages.page_tokens, STAGES=tuning.top_k_stages,
-        num_warps=tuning.top_k_warps,
+    maxima, found, listed = ints(T, pieces * groups), ints(T, pieces * piece), ints(T, pieces)
+    bounds, idx, slots, counts = ints(T, 2), ints(T, k), ints(T, k), ints(T)
+    maxima_kernel[(pieces, T)](
+        values, lengths, maxima, values.stride(0), piece, BLOCK=block, GROUPS=groups, num_warps=tuning.list_warps
+    )
+    list_kernel[(pieces, T)](
+        values, lengths, maxima, found, listed, bounds, values.stride(0), found.stride(0), piece, pieces * groups, k,
+        k // 16, BLOCK=block, W=width, num_warps=tuning.list_warps,
     )  # fmt: skip
+    choose_kernel[(T,)](
+        values, found, listed, bounds, pages.table, idx, slots, counts, values.stride(0), found.stride(0),
+        pages.table.stride(0), pages.queries_each(T), piece, k, PIECES=pieces, W=triton.next_power_of_2(2 * k),
+        PAGE=pages.page_tokens, num_warps=tuning.choose_warps,
+    )  # fmt: skip
+    return Chosen(positions=idx, slots=slots, counts=counts)

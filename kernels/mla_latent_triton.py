@@ -32,7 +32,7 @@ def latent_kernel(
     q, rows, table, chosen, lengths, o, tops, weights,
     scale, q_row, table_row, chosen_row, PER, H,
     RANK: tl.constexpr, PE: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    SPARSE: tl.constexpr, SPLIT: tl.constexpr, SPREAD: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
+    SPARSE: tl.constexpr, SPLIT: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (block of heads, part, query t). q [T, H, RANK + PE] with a row stride; rows [pool rows, RANK + PE], all
     pages one after another, PAGE rows each; table [T / PER, pages] int32 with a row stride. lengths [T] int32: t sees
@@ -66,13 +66,7 @@ def latent_kernel(
         shared = tl.load(rows + at[:, None] + e[None, :], mask=live[:, None], other=0.0).to(LOW)
         s = tl.dot(q_shared, tl.trans(shared), input_precision="ieee")
         s = tl.dot(q_latent, tl.trans(latent), acc=s, input_precision="ieee") * scale
-        if SPREAD:
-            # A branch, though a mask alone would be right: behind it Triton no longer sees that the scores feed a
-            # second product, and spreads the first over all warps instead of giving both halves the same rows.
-            if (tile + 1) * TILE > n:
-                s = tl.where(live[None, :], s, float("-inf"))
-        else:
-            s = tl.where(live[None, :], s, float("-inf"))
+        s = tl.where(live[None, :], s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         keep = tl.exp2(top - higher)
         p = tl.exp2(s - higher[:, None])

@@ -12,28 +12,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forebay.kernels import mla_latent_gluon
 from forebay.kernels.mla_batch import Pages
+from forebay.kernels.mla_latent_gluon import RANK, SIDE
 from forebay.kernels.mla_latent_triton import latent_kernel, merge_kernel
 from forebay.kernels.mla_prefill_triton import prefill_kernel
 
 LOG2E = 1.4426950408889634
 SEGMENT = 8192  # keys that a prefill expands at a time
 PARTS_MAX = 32
+FEW_HEADS = 16  # of a program of Triton's kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Launch shapes. `parts` 0: as many as fill the device. `few_*`: for at most 16 heads, as a rank of many has."""
+    """Launch shapes. `parts` 0: as many as fill the device. `exact`: weights in two parts of bf16, where the kernel
+    laid out by hand runs; the other shapes are those of Triton's.
+    """
 
-    tile: int = 32
-    stages: int = 7
-    warps: int = 8
-    spread: bool = True
     parts: int = 0
-    few_tile: int = 32
-    few_stages: int = 5
-    few_warps: int = 4
-    merge_columns: int = 128
+    exact: bool = True
+    tile: int = 32
+    stages: int = 5
+    warps: int = 4
+    merge_columns: int = 512
     merge_warps: int = 4
     prefill_queries: int = 128
     prefill_tile: int = 64
@@ -64,8 +66,7 @@ def parts_to_fill(blocks: int, rows: int, tile: int, processors: int) -> int:
 
 def attend(q: Tensor, pages: Pages, lengths: Tensor, scale: float, rank: int, tuning: Tuning = TUNED) -> Tensor:
     """`mla_batch.attend`; splits as for tables that are filled."""
-    tile = tuning.few_tile if q.shape[1] <= 16 else tuning.tile
-    assert pages.page_tokens % tile == 0, "a tile lies inside a page"
+    assert pages.page_tokens % tuning.tile == 0, "a tile lies inside a page"
     rows = pages.table.shape[1] * pages.page_tokens
     return _attend(q, pages, None, lengths, rows, scale, rank, tuning)
 
@@ -77,28 +78,37 @@ def attend_slots(
     return _attend(q, pages, slots, counts, slots.shape[1], scale, rank, tuning)
 
 
+def by_hand(q: Tensor, rank: int) -> bool:
+    """Whether the kernel that is laid out by hand takes these queries [T, H, r+pe]; with few heads a block of 64 would
+    stand nearly empty.
+    """
+    return q.dtype == torch.bfloat16 and q.shape[1] > FEW_HEADS and (rank, q.shape[2] - rank) == (RANK, SIDE)
+
+
 def _attend(
     q: Tensor, pages: Pages, slots: Tensor | None, lengths: Tensor, rows: int, scale: float, rank: int, tuning: Tuning
 ) -> Tensor:
     queries, heads, width = q.shape
     assert pages.pool.is_contiguous(), "rows lie one after another through the whole pool"
     assert q.stride()[1:] == (width, 1), "heads lie side by side in a row"
-    few = heads <= 16
-    tile, stages, warps = (
-        (tuning.few_tile, tuning.few_stages, tuning.few_warps) if few else (tuning.tile, tuning.stages, tuning.warps)
-    )
-    block = 16 if few else 64
+    hand = by_hand(q, rank)
+    block, tile = (SIDE, SIDE) if hand else (FEW_HEADS, tuning.tile)
     blocks = triton.cdiv(heads, block)
     parts = tuning.parts or parts_to_fill(queries * blocks, rows, tile, processors(q.device))
     o = torch.empty((queries, heads, rank), dtype=q.dtype, device=q.device)
     partial = torch.empty((queries, parts, heads, rank), dtype=torch.float32, device=q.device) if parts > 1 else o
     tops, weights = (torch.empty((queries, parts, heads), dtype=torch.float32, device=q.device) for _ in range(2))
     chosen = lengths if slots is None else slots
-    latent_kernel[(blocks, parts, queries)](
+    kernel, own = (
+        (mla_latent_gluon.latent_kernel, {"EXACT": tuning.exact, "num_warps": mla_latent_gluon.WARPS})
+        if hand
+        else (latent_kernel, {"LOW": low(q.dtype), "STAGES": tuning.stages, "num_warps": tuning.warps})
+    )
+    kernel[(blocks, parts, queries)](
         q, pages.pool, pages.table, chosen, lengths, partial, tops, weights, scale * LOG2E, q.stride(0),
         pages.table.stride(0), chosen.stride(0), pages.queries_each(queries), heads,
         RANK=rank, PE=width - rank, HEADS=block, TILE=tile, PAGE=pages.page_tokens, SPARSE=slots is not None,
-        SPLIT=parts > 1, SPREAD=tuning.spread and not few, LOW=low(q.dtype), STAGES=stages, num_warps=warps,
+        SPLIT=parts > 1, **own,
     )  # fmt: skip
     if parts > 1:
         columns = min(tuning.merge_columns, rank)

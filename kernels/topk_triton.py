@@ -1,16 +1,14 @@
-"""Exact top-k of each row in one launch: a program a row, two passes over it, no sorting.
+"""Exact top-k of each row in three launches, without sorting.
 
-Floats are compared as integers in their order. The first pass keeps W running maxima, of the elements W apart; a bound
-that at least K of them reach is reached by at least K elements, and, unless nearly equal elements lie bunched, by
-few more. The second pass lists the positions of those in order. Then the threshold is found among the few by
-bisection: where exactly K elements reach it the search ends, else equal elements at the cut go by position. The list is
-in order, so the result is ascending; nothing depends on how threads ran.
+Floats are compared as integers in their order. The first launch keeps maxima of groups of a row's elements, at least
+2 K of them; a bound that K maxima reach is reached by at least K elements, and, unless nearly equal elements lie
+bunched, by few more. The second finds that bound and lists the places of those elements, in order. The third finds the
+threshold among the few by bisection: where exactly K elements reach it the search ends, else equal elements at the cut
+go by position. The lists are in order, so the result is ascending; nothing depends on how threads ran.
 
-A list of up to W elements is held in registers. A longer one (a row of equal elements) is read again at every step:
-slower, and as exact.
-
-A long row is cut in pieces, each leaves its own K largest with their positions, and a second launch chooses among
-those.
+A row is cut in pieces, so that few rows fill the device too; each program of the second launch finds the bound again,
+which is quicker than a launch of its own. The third, one program a row, holds up to W listed elements in registers.
+More (a row of equal elements) are read again at every step: slower, and as exact.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -41,11 +39,24 @@ def _keys_at(own, at, n):
 
 
 @triton.jit
-def _keys_of(own, found, j, count):
-    """Keys of the listed elements j of a row, and their places in it."""
-    place = tl.load(found + j, mask=j < count, other=0)
-    x = tl.load(own + place, mask=j < count, other=float("-inf"))
-    return ordered(x), place
+def maxima_kernel(
+    scores, lengths, maxima, scores_row, piece, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Program (piece, row): the largest of each of GROUPS groups of elements piece * p .. of a row of scores [T, ..]
+    fp32, as far as lengths [T] int32 goes, as integers: maxima [T, pieces, GROUPS]. `piece` is a multiple of BLOCK, the
+    row's stride (scores_row) and BLOCK are multiples of 16.
+    """
+    p = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    start = p * piece
+    n = tl.maximum(tl.minimum(tl.load(lengths + row) - start, piece), 0)
+    own = scores + row * scores_row + start
+    group = tl.arange(0, GROUPS)
+    i = tl.arange(0, BLOCK // GROUPS)[:, None] * GROUPS + group[None, :]
+    best = tl.full((GROUPS,), NOTHING, tl.int32)
+    for first in range(0, n, BLOCK):
+        best = tl.maximum(best, tl.max(_keys_at(own, first + i, n), 0))
+    tl.store(maxima + (row * tl.num_programs(0) + p) * GROUPS + group, best)
 
 
 @triton.jit
@@ -66,50 +77,77 @@ def _lower_bound(best, K, SLACK):
 
 
 @triton.jit
-def _listed(own, found, bound, n, W: tl.constexpr, STAGES: tl.constexpr):
-    """Lists the places of all elements that reach the bound, in order; returns how many."""
+def list_kernel(
+    scores, lengths, maxima, found, listed, bounds, scores_row, found_row, piece, groups, K, SLACK,
+    BLOCK: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Program (piece, row): the places of all elements of the piece that reach a bound which K of the row's maxima
+    [T, groups] reach. found [T, pieces, piece] int32 with a row stride, listed [T, pieces]: how many; bounds [T, 2]:
+    the bound and the largest element, as integers. W >= groups.
+    """
+    p = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    start = p * piece
+    n = tl.maximum(tl.minimum(tl.load(lengths + row) - start, piece), 0)
+    own = scores + row * scores_row + start
+    to = found + row * found_row + start
+    group = tl.arange(0, W)
+    best = tl.load(maxima + row * groups + group, mask=group < groups, other=NOTHING)
+    low = _lower_bound(best, K, SLACK).to(tl.int32)
+    if p == 0:
+        tl.store(bounds + 2 * row, low)
+        tl.store(bounds + 2 * row + 1, tl.max(best, 0))
     count = 0
-    for first in tl.range(0, n, W, num_stages=STAGES):
-        at = first + tl.arange(0, W)
-        keep = _keys_at(own, at, n) >= bound
+    for first in range(0, n, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        keep = _keys_at(own, at, n) >= low
         ones = keep.to(tl.int32)
-        tl.store(found + count + tl.cumsum(ones, 0) - 1, at, mask=keep)
+        tl.store(to + count + tl.cumsum(ones, 0) - 1, start + at, mask=keep)
         count += tl.sum(ones, 0)
+    tl.store(listed + row * tl.num_programs(0) + p, count)
+
+
+@triton.jit
+def _listed(listed, PIECES: tl.constexpr):
+    """How many elements of a row are listed."""
+    count = 0
+    for p in tl.static_range(PIECES):
+        count += tl.load(listed + p)
     return count
 
 
 @triton.jit
-def top_k_kernel(
-    scores, places, lengths, table, found, idx, slots, values, counts,
-    scores_row, places_row, table_row, found_row, PER, piece, K, SLACK,
-    W: tl.constexpr, PLACES: tl.constexpr, VALUES: tl.constexpr, PAGE: tl.constexpr, STAGES: tl.constexpr,
+def _keys_of(own, found, listed, j, count, piece, PIECES: tl.constexpr):
+    """Keys of the listed elements j of a row, and their places in it."""
+    at = j
+    before = 0
+    for p in tl.static_range(PIECES):
+        at = tl.where(j >= before, j - before + p * piece, at)
+        before += tl.load(listed + p)
+    place = tl.load(found + at, mask=j < count, other=0)
+    x = tl.load(own + place, mask=j < count, other=float("-inf"))
+    return ordered(x), place
+
+
+@triton.jit
+def choose_kernel(
+    scores, found, listed, bounds, table, idx, slots, counts, scores_row, found_row, table_row, PER, piece, K,
+    PIECES: tl.constexpr, W: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Program (piece, row): the K largest, above -inf, of elements piece * p .. of a row, as far as lengths [T] int32
-    goes. scores [T, ..] fp32 and found [T, ..] int32 (scratch) have row strides, which are multiples of 16 as
-    `piece` is. W >= 2 K.
-
-    idx [T, pieces, K] int32: their positions ascending, -1 behind them (with PLACES, places [T, ..] at those
-    positions); values (with VALUES) [T, pieces, K]: their scores, -inf behind them; counts [T, pieces] int32: how
-    many. With PAGE, slots as idx: the pool's rows that hold those positions, by table [T / PER, pages] int32;
-    undefined behind them.
+    """Program (row): of the listed elements the K largest above -inf. idx [T, K] int32: their positions ascending, -1
+    behind them; slots as idx: the pool's rows that hold those positions, by table [T / PER, pages] int32, undefined
+    behind them; counts [T]: how many.
     """
-    p = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    out = (row * tl.num_programs(0) + p) * K
-    start = p * piece
-    n = tl.maximum(tl.minimum(tl.load(lengths + row) - start, piece), 0)
-    own = scores + row * scores_row + start
-    found += row * found_row + start
+    row = tl.program_id(0).to(tl.int64)
+    own = scores + row * scores_row
+    found += row * found_row
+    listed += row * PIECES
+    out = row * K
     i = tl.arange(0, W)
-    best = tl.full((W,), NOTHING, tl.int32)
-    for first in tl.range(0, n, W, num_stages=STAGES):
-        best = tl.maximum(best, _keys_at(own, first + i, n))
-    low = _lower_bound(best, K, SLACK)
-    high = tl.max(best, 0).to(tl.int64) + 1
-    count = _listed(own, found, low.to(tl.int32), n, W, STAGES)
-    tl.debug_barrier()  # every place has been listed before one is read
-
-    mine, _ = _keys_of(own, found, i, count)
+    low = tl.load(bounds + 2 * row).to(tl.int64)
+    high = tl.load(bounds + 2 * row + 1).to(tl.int64) + 1
+    count = _listed(listed, PIECES)
+    mine, mine_at = _keys_of(own, found, listed, i, count, piece, PIECES)
     reached = count
     above = 0
     while (high - low > 1) & (reached > K):
@@ -117,7 +155,7 @@ def top_k_kernel(
         bound = middle.to(tl.int32)
         here = _reaching(mine, bound)
         for first in range(W, count, W):
-            key, _ = _keys_of(own, found, first + i, count)
+            key, _ = _keys_of(own, found, listed, first + i, count, piece, PIECES)
             here += _reaching(key, bound)
         if here >= K:
             low = middle
@@ -131,26 +169,20 @@ def top_k_kernel(
     written = 0
     equals = 0
     for first in range(0, count, W):
-        key, place = _keys_of(own, found, first + i, count)
+        key, place = mine, mine_at
+        if first > 0:
+            key, place = _keys_of(own, found, listed, first + i, count, piece, PIECES)
         same = (key == cut).to(tl.int32)
         rank = equals + tl.cumsum(same, 0)
         take = (key > cut) | ((key == cut) & (rank <= room))
         ones = take.to(tl.int32)
         to = out + written + tl.cumsum(ones, 0) - 1
-        position = start + place
-        if PLACES:
-            position = tl.load(places + row * places_row + position, mask=take, other=0)
-        tl.store(idx + to, position, mask=take)
-        if PAGE > 0:
-            page = tl.load(table + row // PER * table_row + position // PAGE, mask=take, other=0)
-            tl.store(slots + to, page * PAGE + position % PAGE, mask=take)
-        if VALUES:
-            tl.store(values + to, tl.load(own + place, mask=take, other=0.0), mask=take)
+        tl.store(idx + to, place, mask=take)
+        page = tl.load(table + row // PER * table_row + place // PAGE, mask=take, other=0)
+        tl.store(slots + to, page * PAGE + place % PAGE, mask=take)
         equals += tl.sum(same, 0)
         written += tl.sum(ones, 0)
     for first in range(0, K, W):
         rest = (first + i >= written) & (first + i < K)
         tl.store(idx + out + first + i, tl.full((W,), -1, tl.int32), mask=rest)
-        if VALUES:
-            tl.store(values + out + first + i, tl.full((W,), float("-inf"), tl.float32), mask=rest)
-    tl.store(counts + row * tl.num_programs(0) + p, written)
+    tl.store(counts + row, written)

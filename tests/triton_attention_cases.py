@@ -118,12 +118,13 @@ def scores(sequences: int, each: int) -> float:
     return relative(found[seen], right[seen])
 
 
-def top_k(rows: Tensor, k: int, piece: int = 65536, sequences: int = 1) -> float:
+def top_k(rows: Tensor, k: int, block: int = 4096, pieces: int = 32, sequences: int = 1) -> float:
     """Ragged rows against sorting; and the slots that belong to the positions."""
     T, S = rows.shape
     pages, lengths = paged(sequences, -(-S // PAGE)), torch.randint(0, S + 1, (T,)).int()
     lengths[0] = S
-    found = dsa_triton.top_k(rows, lengths, k, pages, dataclasses.replace(dsa_triton.TUNED, piece=piece))
+    tuning = dataclasses.replace(dsa_triton.TUNED, block=block, pieces=pieces)
+    found = dsa_triton.top_k(rows, lengths, k, pages, tuning)
     right = dsa_batch.top_k(rows, lengths, k, pages)
     seen = rows.masked_fill(torch.arange(S) >= lengths[:, None], float("-inf"))
     there = right.positions >= 0
@@ -165,12 +166,14 @@ CASES: dict[str, Callable[[], float]] = {
     "top-k-ties": lambda: top_k(ties(4, 272), 13),
     "top-k-more-than-there-are": lambda: top_k(torch.randn(3, 48), 64),
     "top-k-pieces": lambda: top_k(torch.randn(4, 400), 16, 64),
-    "top-k-pieces-ties": lambda: top_k(ties(4, 400), 16, 64, 2),
+    "top-k-pieces-ties": lambda: top_k(ties(4, 400), 16, 64, sequences=2),
+    "top-k-pieces-of-blocks": lambda: top_k(torch.randn(4, 400), 16, 16, 4),
+    "top-k-pieces-of-blocks-ties": lambda: top_k(ties(4, 400), 16, 16, 4),
 }
 LARGE: dict[str, Callable[[], float]] = {
     "top-k-large": lambda: top_k(torch.randn(4, 65536), 2048),
     "top-k-large-ties": lambda: top_k(torch.randint(0, 50, (4, 65536)).float(), 2048),
-    "top-k-large-pieces": lambda: top_k(torch.randn(2, 65536), 2048, 8192),
+    "top-k-large-pieces": lambda: top_k(torch.randn(2, 65536), 2048, 8192, 4),
     "top-k-bunched": lambda: top_k(torch.arange(65536.0).flip(0)[None] + torch.rand(2, 1), 2048),
     "latent-large": lambda: latent((1, 700, 1024, 2000), 96, 8),
     "prefill-large": lambda: prefill(700, 300, 512),

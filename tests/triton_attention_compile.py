@@ -15,6 +15,7 @@ from forebay.kernels import (
     dsa_keys_triton,
     dsa_scores_triton,
     dsa_triton,
+    mla_latent_gluon,
     mla_latent_triton,
     mla_prefill_triton,
     mla_triton,
@@ -27,11 +28,11 @@ M, INDEX = K3_1_PRO.mla, K3_1_PRO.index
 assert INDEX is not None
 PAGE, KEY_PAGE = 1024, 8704  # tokens of a rank of eight
 INT = (
-    "table", "chosen", "lengths", "positions", "places", "found", "idx", "slots", "counts",
+    "table", "chosen", "lengths", "positions", "maxima", "found", "listed", "bounds", "idx", "slots", "counts",
 )  # fmt: skip
 FP32 = ("tops", "weights", "parts", "carried", "scores", "values", "out", "scales")
 SCALARS = {"scale": "fp32", "factor": "fp32"}
-COUNTS = ("PER", "H", "T", "S", "N", "K", "SLACK", "seen", "piece")
+COUNTS = ("PER", "H", "T", "S", "N", "K", "SLACK", "seen", "piece", "groups")
 LOW = tl.bfloat16
 A, D = mla_triton.TUNED, dsa_triton.TUNED
 Launch = tuple[triton.JITFunction, int, dict[str, object]]
@@ -62,15 +63,21 @@ def partial(name: str) -> str:
     return "*fp32" if name == "o" else kind(name)
 
 
-def latent(tuning: mla_triton.Tuning, few: bool, sparse: bool) -> Launch:
-    tile, stages, warps = (
-        (tuning.few_tile, tuning.few_stages, tuning.few_warps) if few else (tuning.tile, tuning.stages, tuning.warps)
-    )
+def latent(tuning: mla_triton.Tuning, sparse: bool) -> Launch:
     constants = {
-        "RANK": M.kv_rank, "PE": M.pe_dim, "HEADS": 16 if few else 64, "TILE": tile, "PAGE": PAGE, "SPARSE": sparse,
-        "SPLIT": True, "SPREAD": tuning.spread and not few, "LOW": LOW, "STAGES": stages,
+        "RANK": M.kv_rank, "PE": M.pe_dim, "HEADS": mla_triton.FEW_HEADS, "TILE": tuning.tile, "PAGE": PAGE,
+        "SPARSE": sparse, "SPLIT": True, "LOW": LOW, "STAGES": tuning.stages,
     }  # fmt: skip
-    return mla_latent_triton.latent_kernel, warps, constants
+    return mla_latent_triton.latent_kernel, tuning.warps, constants
+
+
+def by_hand(sparse: bool, split: bool, exact: bool = A.exact) -> Launch:
+    side = mla_latent_gluon.SIDE
+    constants = {
+        "RANK": M.kv_rank, "PE": M.pe_dim, "HEADS": side, "TILE": side, "PAGE": PAGE, "SPARSE": sparse, "SPLIT": split,
+        "EXACT": exact,
+    }  # fmt: skip
+    return mla_latent_gluon.latent_kernel, mla_latent_gluon.WARPS, constants
 
 
 def merge(parts: int) -> Launch:
@@ -93,33 +100,37 @@ def scores(tuning: dsa_triton.Tuning, together: int) -> Launch:
     )
     constants = {
         "H": INDEX.heads, "D": INDEX.head_dim, "QUERIES": together, "TILE": tuning.score_tile, "PAGE": KEY_PAGE,
-        "GROUP": GROUP, "STAGES": stages,
+        "GROUP": GROUP, "HALF": tuning.score_half, "STAGES": stages,
     }  # fmt: skip
     return dsa_scores_triton.scores_kernel, warps, constants
 
 
-def top_k(tuning: dsa_triton.Tuning, second: bool, first: bool) -> Launch:
-    """The one launch of a row, or the first or second of a row in pieces."""
-    constants = {
-        "W": tuning.width or 2 * INDEX.top_k, "PLACES": second, "VALUES": first, "PAGE": 0 if first else PAGE,
-        "STAGES": tuning.top_k_stages,
-    }  # fmt: skip
-    return topk_triton.top_k_kernel, tuning.top_k_warps, constants
+def listing(tuning: dsa_triton.Tuning, listing: bool) -> Launch:
+    """The launches over a row's pieces, of 65536 scores in blocks."""
+    groups = 2 * INDEX.top_k * tuning.block // 65536
+    if listing:
+        return topk_triton.list_kernel, tuning.list_warps, {"BLOCK": tuning.block, "W": 2 * INDEX.top_k}
+    return topk_triton.maxima_kernel, tuning.list_warps, {"BLOCK": tuning.block, "GROUPS": groups}
+
+
+def choose(tuning: dsa_triton.Tuning, pieces: int) -> Launch:
+    constants = {"PIECES": pieces, "W": 2 * INDEX.top_k, "PAGE": PAGE}
+    return topk_triton.choose_kernel, tuning.choose_warps, constants
 
 
 LAUNCHES = {
-    "latent-96-heads": (*latent(A, False, False), partial),
-    "latent-12-heads": (*latent(A, True, False), partial),
-    "slots-96-heads": (*latent(A, False, True), partial),
-    "slots-12-heads": (*latent(A, True, True), partial),
+    "latent-96-heads": (*by_hand(False, False), kind),
+    "latent-12-heads": (*latent(A, False), partial),
+    "slots-96-heads-parts": (*by_hand(True, True), partial),
+    "slots-12-heads": (*latent(A, True), partial),
     "merge": (*merge(mla_triton.PARTS_MAX), kind),
     "prefill-first": (*prefill(A, True), kind),
     "prefill-last": (*prefill(A, False), kind),
     "scores-decode": (*scores(D, 1), fp8),
     "scores-prefill": (*scores(D, D.shared_queries), fp8),
-    "top-k": (*top_k(D, False, False), kind),
-    "top-k-of-pieces": (*top_k(D, False, True), kind),
-    "top-k-of-choices": (*top_k(D, True, False), kind),
+    "top-k-maxima": (*listing(D, False), kind),
+    "top-k-list": (*listing(D, True), kind),
+    "top-k-choose": (*choose(D, 16), kind),
     "keys-written": (
         dsa_keys_triton.write_keys_kernel, 4,
         {"D": INDEX.head_dim, "BLOCK": dsa_triton.ROWS, "PAGE": KEY_PAGE, "GROUP": GROUP}, writing,
@@ -129,13 +140,15 @@ LAUNCHES = {
     ),
 }  # fmt: skip
 VARIANTS = {
-    "slots-96-heads-stages-5": (*latent(replace(A, stages=5), False, True), partial),
-    "slots-12-heads-8-warps": (*latent(replace(A, few_tile=64, few_stages=3, few_warps=8), True, True), partial),
+    "slots-96-heads": (*by_hand(True, False), kind),
+    "slots-96-heads-rounded-once": (*by_hand(True, True, False), partial),
+    "slots-12-heads-8-warps": (*latent(replace(A, tile=64, stages=3, warps=8), True), partial),
     "prefill-tile-128": (*prefill(replace(A, prefill_tile=128, prefill_stages=2), False), kind),
     "prefill-queries-64": (*prefill(replace(A, prefill_queries=64, prefill_warps=4), False), kind),
+    "scores-decode-fp8": (*scores(replace(D, score_half=False), 1), fp8),
     "scores-decode-tile-64": (*scores(replace(D, score_tile=64), 1), fp8),
     "scores-decode-tile-256": (*scores(replace(D, score_tile=256, score_warps=8), 1), fp8),
-    "top-k-8-warps": (*top_k(replace(D, top_k_warps=8), False, False), kind),
+    "top-k-choose-16-warps": (*choose(replace(D, choose_warps=16), 32), kind),
 }
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -22,7 +23,8 @@ def taken(
     signature = {name: "constexpr" if name in constants else kind(name) for name in kernel.arg_names}
     # Pointers and row strides are multiples of 16, as the launches' are; Triton reads it off the values there.
     even = {i: n for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*") or signature[n] == "i32"}
-    source = ASTSource(kernel, signature, constants, attrs={(i,): [["tt.divisibility", 16]] for i in even})
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(kernel, signature, constants, attrs={(i,): [["tt.divisibility", 16]] for i in even})
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
