@@ -16,7 +16,7 @@ from forebay.router.config import ModelConfig, RouterConfig
 from forebay.workers.config import WorkerConfig
 
 TABLES: dict[str, tuple[type, frozenset[str]]] = {
-    "workers": (WorkerConfig, frozenset({"model", "store"})),
+    "workers": (WorkerConfig, frozenset({"model", "store", "device", "mode"})),
     "store": (StoreConfig, frozenset({"run_dir", "cluster", "rank", "ranks"})),
     "router": (RouterConfig, frozenset({"host", "port", "clusters", "model"})),
 }

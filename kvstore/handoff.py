@@ -202,7 +202,7 @@ def _parts(layout: Layout, lease: Lease, n_tokens: int) -> Iterator[_Part]:
                 layer=layer,
                 pages=of_layer,
                 page_bytes=paged.page_tokens * paged.row_bytes,
-                n_bytes=n_tokens * paged.row_bytes,
+                n_bytes=paged.bytes_of(n_tokens),
             )
     for state in layout.states:
         for layer, of_layer in zip(state.layers, lease.pages[state.name], strict=True):

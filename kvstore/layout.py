@@ -19,12 +19,21 @@ INDEX = "index"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedGroup:
-    """Rows that grow with length. A span of `page_tokens` tokens takes one page per layer."""
+    """Rows that grow with length. A span of `page_tokens` tokens takes one page per layer.
+
+    `together`: so many tokens' rows share their bytes in an order of their own, and are copied all or none; a block
+    holds a whole number of them.
+    """
 
     name: str
     layers: tuple[int, ...]
     row_bytes: int
     page_tokens: int
+    together: int = 1
+
+    def bytes_of(self, n_tokens: int) -> int:
+        """Of one layer, what holds the rows of `n_tokens` tokens."""
+        return -(-n_tokens // self.together) * self.together * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +89,25 @@ def make_layout(
     latent_row_bytes: int,
     index_row_bytes: int | None,
     state_bytes: int,
+    index_together: int = 1,
 ) -> Layout:
     """The layout of a model from its layers and the bytes of one layer's row, index key and state."""
+    assert block_tokens % index_together == 0, "a block ends where rows that lie together do"
     page_tokens = _page_tokens(block_tokens, latent_row_bytes, max(state_bytes, (index_row_bytes or 0) * block_tokens))
     page_bytes = page_tokens * latent_row_bytes
     layers = tuple(global_layers)
     paged = [PagedGroup(name=LATENT, layers=layers, row_bytes=latent_row_bytes, page_tokens=page_tokens)]
     if index_row_bytes is not None:
         index_tokens = page_bytes // index_row_bytes // block_tokens * block_tokens
-        paged.append(PagedGroup(name=INDEX, layers=layers, row_bytes=index_row_bytes, page_tokens=index_tokens))
+        paged.append(
+            PagedGroup(
+                name=INDEX,
+                layers=layers,
+                row_bytes=index_row_bytes,
+                page_tokens=index_tokens,
+                together=index_together,
+            )
+        )
     return Layout(
         block_tokens=block_tokens,
         page_bytes=page_bytes,

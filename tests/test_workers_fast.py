@@ -1,14 +1,22 @@
-"""Fast mode's passes against exact mode's, on a CPU in fp32, where both run the same formulas in other code."""
+"""Fast mode's passes against exact mode's, on a CPU in fp32, where both run the same formulas in other code; and under
+the workers.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from forebay.kernels.models import K3_1_PRO, KIMI_LINEAR_48B
 from forebay.kernels.shapes import ModelShape
+from forebay.kvstore.config import StoreConfig
+from forebay.workers.config import WorkerConfig
 from forebay.workers.fast_model import FastModel
+from forebay.workers.job import Job, Sampling
+from forebay.workers.local import Completion, LocalPair
 from forebay.workers.made_contexts import empty_contexts
 from forebay.workers.model import Model
 from forebay.workers.random_weights import random_weights
@@ -84,3 +92,28 @@ def test_steps_go_on_alone() -> None:
         ids = logits.argmax(1)
         told.append(ids.tolist())
     assert [alone.step().tolist() for _ in range(STEPS)] == told
+
+
+def job(name: str, ids: np.ndarray) -> Job:
+    sampling = Sampling(temperature=0.0, max_tokens=STEPS)
+    return Job(id=name, ids=ids, n_prompt=len(ids), seed=1, sampling=sampling, timeout_s=60.0)
+
+
+@pytest.mark.parametrize("shape", [LINEAR, indexed(K3_1, 40)], ids=["kimi-linear", "k3.1"])
+def test_the_workers_give_the_tokens_of_the_model_alone(shape: ModelShape, tmp_path: Path) -> None:
+    """Cold, from the store, and beside another; the prompt ends inside a group of index keys."""
+    cpu, room = torch.device("cpu"), 1 << 20
+    model = FastModel(shape, random_weights(shape, 9, cpu, torch.float32), BLOCK, b"w")
+    store = StoreConfig(device_bytes=room, host_bytes=0, handoff_bytes=room, run_dir=str(tmp_path))
+    ids = np.random.default_rng(4).integers(0, shape.vocab, 2 * PROMPT + 7, dtype=np.int32)
+    with LocalPair(model, WorkerConfig(block_tokens=BLOCK, chunk_tokens=2 * BLOCK, store=store)) as pair:
+        cold, warm = pair.run(job("cold", ids)), pair.run(job("warm", ids))
+        beside, _ = pair.run_all([job("one", ids), job("two", ids[:90])])
+    contexts = empty_contexts(model.layout, cpu, 1, len(ids) + STEPS)
+    told = [int(model.prefill(torch.from_numpy(ids).long(), 0, contexts.tables[0], contexts.pool).argmax())]
+    while len(told) < STEPS:
+        at = len(ids) + len(told) - 1
+        told.append(int(model.decode(torch.tensor(told[-1:]), [at], contexts.tables, contexts.pool).argmax()))
+    assert (cold.cached_tokens, warm.cached_tokens) == (0, len(ids) // BLOCK * BLOCK)
+    assert isinstance(beside, Completion)
+    assert list(cold.ids) == list(warm.ids) == list(beside.ids) == told

@@ -6,6 +6,7 @@ from typing import Literal
 from forebay.kvstore.config import StoreConfig
 
 Transfer = Literal["shared_memory", "mooncake"]
+Mode = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +14,13 @@ class WorkerConfig:
     """`model` is a folder or a built-in name."""
 
     model: str = "demo"
+    device: str = "cpu"
+    """Where the model runs and its pages lie, as torch names it."""
+
+    mode: Mode = "exact"
+    """exact: fp32, and what a warm resume computes is bit for bit what a cold run does, whatever runs beside it. fast:
+    bf16 by the GPU's fastest kernels, without that promise. All workers of a cluster run one mode."""
+
     block_tokens: int = 32
     threads: int = 1
     """Threads of torch in this process: the same number in all workers, since exact mode holds at one number."""

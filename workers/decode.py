@@ -9,8 +9,6 @@ Not thread-safe; the caller keeps calls apart.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from forebay.kvstore.handoff import HandoffError, adopt
@@ -206,24 +204,34 @@ class DecodeWorker:
     def _advance(self, batch: list[_Sequence]) -> list[Emitted | Failure]:
         ids = torch.tensor([s.ids[s.at] for s in batch], dtype=torch.int64, device=self._model.device)
         pages = [self._slots[s.job.id].lease.pages for s in batch]
-        logits = self._model.decode(ids, [s.at for s in batch], pages, self.memory.pool).cpu().numpy()
+        logits = self._model.decode(ids, [s.at for s in batch], pages, self.memory.pool)
         self._totals["steps"] += 1
         for sequence in batch:
             sequence.at += 1
         rows = [row for row, sequence in enumerate(batch) if sequence.at == len(sequence.ids)]
-        return self._sample([batch[row] for row in rows], logits[np.array(rows, np.intp)])
+        return self._sample([batch[row] for row in rows], logits if len(rows) == len(batch) else logits[rows])
 
-    def _sample(self, batch: list[_Sequence], logits: npt.NDArray[np.float32]) -> list[Emitted | Failure]:
+    def _sample(self, batch: list[_Sequence], logits: torch.Tensor) -> list[Emitted | Failure]:
         """Append a token to every sequence of `batch`: logits [len(batch), vocab]. (The others replay forced ids.)"""
-        if self._watch is not None:
-            for sequence, row in zip(batch, logits, strict=True):
-                self._watch(sequence.job.id, sequence.at, row)
-        choices = choose_all([sequence.sampler for sequence in batch], logits)
         emitted: list[Emitted | Failure] = []
-        for sequence, choice in zip(batch, choices, strict=True):
+        for sequence, choice in zip(batch, self._choices(batch, logits), strict=True):
             sequence.append(choice)
             emitted.append(self._emit(sequence, (choice,)))
         return emitted
+
+    def _choices(self, batch: list[_Sequence], logits: torch.Tensor) -> list[TokenChoice]:
+        """One a row. Where all take the largest logit, only the ids leave the device."""
+        samplers = [sequence.sampler for sequence in batch]
+        if batch and self._watch is None and all(sampler.greedy for sampler in samplers):
+            top, best = logits.max(1)
+            told = torch.stack((top.double(), best.double())).cpu()
+            assert told.isfinite().all(), "a row of logits has a largest finite value"
+            return [TokenChoice(id=int(token)) for token in told[1].tolist()]
+        rows = logits.cpu().numpy()
+        if self._watch is not None:
+            for sequence, row in zip(batch, rows, strict=True):
+                self._watch(sequence.job.id, sequence.at, row)
+        return choose_all(samplers, rows)
 
     def _emit(self, sequence: _Sequence, tokens: tuple[TokenChoice, ...]) -> Emitted:
         sequence.unsent = ()

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forebay.kernels import kda, layer_parts
+from forebay.kernels.dsa_batch import GROUP
 from forebay.kernels.kda_plan import Plan, make_plan
 from forebay.kernels.layer_parts import DensePart, GlobalPart, KdaPart
 from forebay.kernels.shapes import ModelShape
@@ -45,7 +46,7 @@ class FastModel:
         assert block_tokens % kda.CHUNK == 0, "a block ends on the chunk grid"
         assert shape.index is None or shape.index.key_dtype == "fp8", "the indexer's kernels read fp8 keys"
         self.shape, self.dtype, self.device = shape, weights.embedding.dtype, weights.embedding.device
-        self.layout = model_layout(shape, block_tokens, self.dtype)
+        self.layout = model_layout(shape, block_tokens, self.dtype, 1 if shape.index is None else GROUP)
         self.fingerprint = hashlib.sha256(
             f"fast {shape} {self.dtype} {self.layout.signature}".encode() + weights_digest
         ).digest()

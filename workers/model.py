@@ -107,8 +107,9 @@ def _record(trace: Trace | None, stream: Residual) -> None:
         trace.prefixes.append(stream.prefix)
 
 
-def model_layout(shape: ModelShape, block_tokens: int, dtype: torch.dtype) -> Layout:
-    """How the model's rows, index keys and states (fp32, then a tail in `dtype`) lie in pages."""
+def model_layout(shape: ModelShape, block_tokens: int, dtype: torch.dtype, index_together: int = 1) -> Layout:
+    """How the model's rows, index keys (of so many tokens together) and states (fp32, then a tail in `dtype`) lie in
+    pages."""
     tail = (shape.kda.conv_width - 1) * 3 * shape.kda.width * dtype.itemsize
     return make_layout(
         block_tokens=block_tokens,
@@ -117,6 +118,7 @@ def model_layout(shape: ModelShape, block_tokens: int, dtype: torch.dtype) -> La
         latent_row_bytes=shape.mla.row_elements * dtype.itemsize,
         index_row_bytes=None if shape.index is None else key_row(shape.index).n_bytes,
         state_bytes=4 * shape.kda.heads * shape.kda.head_dim**2 + tail,
+        index_together=index_together,
     )
 
 
