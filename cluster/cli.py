@@ -20,6 +20,15 @@ examples:
   forebay store verify /ssd/kv                  every byte of the SSD tier is as it was written
   forebay shapes k3.1-pro                       what a model's cache and state weigh
 """
+PURGE_EPILOG = """\
+examples:
+  forebay store purge /ssd/kv --session build-42    what only this session has used
+  forebay store purge /ssd/kv --tenant acme         all that was sent with cache_salt "acme"
+
+Stop the endpoint first: a log in use is refused. While it runs, DELETE /v1/sessions/NAME does the same to memory and
+SSD where [store] purge_ended is set. Interrupted, it can be run again. The bytes become zeros and their room is given
+back to the disk; `forebay store gc` then makes the files shorter. A cluster-wide pool is not touched.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -253,7 +262,8 @@ def _add_store(verbs: Any) -> None:
         "ls": "List segments, a line each.",
         "inspect": "List records, a line each: group, tokens, key, model.",
         "verify": "Read and check every byte; status 1 where something is not whole.",
-        "gc": "Drop what can never be hit: damaged, doubled, incomplete, of another format version.",
+        "gc": "Drop what can never be hit: damaged, doubled, incomplete, erased, of another format version.",
+        "purge": "Erase for good what one session alone has stored, or one tenant. What several sessions use stays.",
     }
     for name, text in texts.items():
         act = _add(acts, name, _store, text)
@@ -262,6 +272,11 @@ def _add_store(verbs: Any) -> None:
         act.add_argument("--json", action="store_true", help="print JSON")
         if name == "gc":
             act.add_argument("--keep-bytes", type=int, metavar="N", help="and the oldest segments beyond N bytes a log")
+        if name == "purge":
+            act.epilog, act.formatter_class = PURGE_EPILOG, argparse.RawDescriptionHelpFormatter
+            whose = act.add_mutually_exclusive_group(required=True)
+            whose.add_argument("--session", metavar="NAME", help="the client's name of the session, or its key in logs")
+            whose.add_argument("--tenant", metavar="SALT", help="the tenant's cache_salt; '' is who sent none")
 
 
 def _store(args: argparse.Namespace) -> int:
@@ -269,6 +284,8 @@ def _store(args: argparse.Namespace) -> int:
 
     if args.act == "gc":
         return store_verbs.store_gc(args.path, args.keep_bytes, args.json)
+    if args.act == "purge":
+        return store_verbs.store_purge(args.path, args.session, args.tenant, args.json)
     verbs = {"ls": store_verbs.store_ls, "inspect": store_verbs.store_inspect, "verify": store_verbs.store_verify}
     return verbs[args.act](args.path, args.json)
 

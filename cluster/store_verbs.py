@@ -8,8 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forebay.kvstore.log_care import SegmentSurvey, collect, logs, survey
+from forebay.kvstore.log_care import SegmentSurvey, collect, logs, purge, survey
 from forebay.kvstore.log_folder import LogError
+from forebay.kvstore.moves import mark_of
+from forebay.router.session import digest
 
 
 def store_ls(path: Path, as_json: bool) -> int:
@@ -44,6 +46,19 @@ def store_gc(path: Path, keep_bytes: int | None, as_json: bool) -> int:
     return _told(path, as_json, lambda log: [{**asdict(collect(log, keep_bytes)), "path": str(log)}])
 
 
+def store_purge(path: Path, session: str | None, tenant: str | None, as_json: bool) -> int:
+    """What was erased, a line a log. `session`: a client's own name of it, or the key that logs show."""
+    marks = [None] if session is None else [mark_of(digest(session)), mark_of(session)]
+    tenant_mark = None if tenant is None else mark_of(tenant)
+
+    def rows(log: Path) -> list[dict[str, Any]]:
+        done = [purge(log, session=mark, tenant=tenant_mark) for mark in marks]
+        erased = {name: sum(getattr(each, name) for each in done) for name in ("erased_records", "erased_bytes")}
+        return [{"path": str(log), **erased, "left_records": done[-1].left_records}]
+
+    return _told(path, as_json, rows)
+
+
 def _told(path: Path, as_json: bool, rows_of: Callable[[Path], Any]) -> int:
     try:
         rows = [row for log in logs(path) for row in rows_of(log)]
@@ -65,6 +80,7 @@ def _segment(each: SegmentSurvey) -> dict[str, Any]:
         "segment": each.segment,
         "bytes": each.n_bytes,
         "records": len(each.found),
+        "erased": len(each.holes),
         **dict(sorted(groups.items())),
         **Counter(harm.harm for harm in each.damage),
     }
@@ -82,6 +98,7 @@ def _records(each: SegmentSurvey) -> Iterator[dict[str, Any]]:
             "part": f"{record.part + 1}/{record.parts}",
             "bytes": record.n_bytes,
             "rows": record.rows,
+            "class": label.origin.class_name,
             "key": label.keys[-1].hex(),
             "model": record.fingerprint.hex()[:16],
             "sequence": record.sequence,

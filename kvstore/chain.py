@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from forebay.kvstore.moves import mark_of
+
 KEY_BYTES = 32
 
 
@@ -17,6 +19,8 @@ class Chain:
 
     fingerprint: str
     keys: tuple[bytes, ...]
+    tenant: bytes = b""
+    """`moves.mark_of` the salt."""
 
 
 def block_chain(
@@ -40,7 +44,7 @@ def block_chain(
     for start, end in pairwise(range(0, len(tokens) + width, width)):
         key = blake3(key + tokens[start:end]).digest(KEY_BYTES)
         keys.append(key)
-    return Chain(fingerprint=fingerprint, keys=tuple(keys))
+    return Chain(fingerprint=fingerprint, keys=tuple(keys), tenant=mark_of(salt))
 
 
 def _seed(fingerprint: str, salt: str) -> bytes:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.kvstore.chain import Chain, block_chain
+from forebay.kvstore.moves import mark_of
 
 Ids = npt.NDArray[np.int32]
 
@@ -48,6 +49,12 @@ class Chains:
         self.tokens -= 0 if last is None else len(last.ids)
         self._remember((salt, session), _Last(ids=own, keys=made.keys))
         return made
+
+    def forget(self, session: bytes | None, tenant: bytes | None) -> None:
+        """Nothing of this session or tenant (`moves.mark_of`) is remembered."""
+        for salt, name in list(self._last):
+            if mark_of(name) == session or mark_of(salt) == tenant:
+                self.tokens -= len(self._last.pop((salt, name)).ids)
 
     def _remember(self, name: tuple[str, str], last: _Last) -> None:
         if len(last.ids) > self._tokens_max:

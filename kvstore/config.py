@@ -137,6 +137,10 @@ class StoreConfig:
     classes: tuple[ClassShare, ...] = ()
     """Quotas and times to live of classes, by the router's names of them. A class that is not here has neither."""
 
+    purge_ended: bool = False
+    """When a client says that its session is over, what that session alone has used is erased at once from device,
+    host and SSD, and not only the first to be evicted. The cluster-wide pool keeps its copies until it evicts them."""
+
     prefill_token_s: float = 1e-4
     prefill_pair_s: float = 1e-10
     """What prefill costs a token, and a pair of tokens: how the eviction weighs long prefixes against short ones."""

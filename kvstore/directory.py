@@ -159,6 +159,20 @@ class Directory:
             for entry in self._expired(now).tolist() if entered else ():
                 self.entries.doom(entry)
 
+    def purge(self, session: bytes | None, tenant: bytes | None) -> None:
+        """What is of this session alone, or of this tenant, is found by nobody any more."""
+        with self._critical() as entered:
+            for entry in np.flatnonzero(self.table.state == READY).tolist() if entered else ():
+                if self.entries.stored(entry).unit.label.origin.belongs_to(session, tenant):
+                    self.entries.doom(entry)
+
+    def share(self, entries: Sequence[tuple[int, int]]) -> None:
+        """Several sessions use these, by (entry, serial)."""
+        with self._critical() as entered:
+            for entry, serial in entries if entered else ():
+                if self.table.serial[entry] == serial:
+                    self.entries.share(entry)
+
     def count_request(self) -> None:
         """Entries age by the requests of all workers."""
         with self._critical() as entered:

@@ -156,6 +156,12 @@ class HostPool:
             if pages is not None:
                 self._note(pages, stored)
 
+    def share(self, pages: Sequence[int]) -> None:
+        """Several sessions use what these pages stand for."""
+        entries = {(int(self._entry[page]), int(self._serial[page])) for page in pages if self._entry[page] >= 0}
+        if entries:
+            self.directory.share(sorted(entries))
+
     def discard_wrong(self) -> None:
         """What was found to have wrong bytes is not to be found by anybody."""
         for entry, serial in self._wrong:

@@ -213,6 +213,11 @@ class TierIndex:
         self.pool.give(unit.pages, cached=cached)
 
 
+def keys_of(unit: Unit) -> list[bytes]:
+    """The run of a span; empty for any other unit."""
+    return list(unit.keys) if isinstance(unit, Span) else []
+
+
 def _pages_by_class(units: list[Unit]) -> Counter[str]:
     pages: Counter[str] = Counter()
     for unit in units:

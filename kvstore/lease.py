@@ -20,7 +20,7 @@ from forebay.kvstore.index import Span, TierIndex, Unit
 from forebay.kvstore.layout import PagedGroup
 from forebay.kvstore.leased_pages import LeasedPages
 from forebay.kvstore.lookup import Found, Hit
-from forebay.kvstore.moves import NOBODY, Move, Origin, Pages, Tier
+from forebay.kvstore.moves import Move, Origin, Pages, Tier, mark_of
 from forebay.kvstore.pending import Arrival, Pending
 from forebay.kvstore.policy import checkpoints_for
 from forebay.kvstore.tiers import Tiers
@@ -70,7 +70,7 @@ class Lease:
         self._keys = chain.keys if chain is not None else ()
         self._on_close = on_close
         self._turn = turn
-        self._origin = NOBODY if turn is None else Origin(class_name=turn.class_name)
+        self._origin = _origin(chain, turn)
         self._leased = LeasedPages(tiers, self._keys)
         self._pending = Pending()
         self._committed_blocks = hit.tokens // tiers.layout.block_tokens
@@ -142,6 +142,7 @@ class Lease:
         if known is not None:
             known[1].tick = self._tiers.tick
             self._tiers.limits.renew(known[1], self._origin.class_name)
+            self._tiers.sharing.use(known[1], self._origin)
             self._note_state(blocks)
             self._pending.take(self._tiers.write_through(self._partial_spans(blocks)))
             return None
@@ -178,7 +179,7 @@ class Lease:
         room = self._tiers.make_room(needed)
         if room is None:
             return self._refusal(capacity_tokens, needed)
-        self._tiers.use(self.pins, self._origin)
+        self._tiers.use(self.pins, self._origin, self._committed_blocks)
         self._pending.take(self._tiers.make_class_room(self._origin.class_name, _pages_to_bring(found)))
         self._pending.take(room)
         self._pending.take(self._tiers.save_used(self.pins))
@@ -268,6 +269,8 @@ class Lease:
             known = self._tiers.device.span(group.name, keys[-1])
             if known is not None:
                 self._tiers.limits.renew(known, self._origin.class_name)
+                if known.keys[-1] == keys[-1]:
+                    self._tiers.sharing.use(known, self._origin)
                 continue
             if span.entered:
                 self._tiers.limits.renew(span, self._origin.class_name)
@@ -365,6 +368,14 @@ class Lease:
     def _assert_settled(self) -> None:
         assert not self.closed
         assert not self.moves, "carry out the moves and call ready first"
+
+
+def _origin(chain: Chain | None, turn: Turn | None) -> Origin:
+    tenant = b"" if chain is None else chain.tenant
+    if turn is None:
+        return Origin(tenant=tenant)
+    session = mark_of(turn.session) if turn.session else b""
+    return Origin(class_name=turn.class_name, session=session, tenant=tenant)
 
 
 def _pages_to_bring(found: Found) -> int:

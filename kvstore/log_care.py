@@ -1,6 +1,7 @@
 """Care of a log's folder from outside a worker: what lies there, whether it is whole, and what can go.
 
-`survey` reads only, also under a running worker (whose last records may not be whole yet); `collect` takes the lock.
+`survey` reads only, also under a running worker (whose last records may not be whole yet); `collect` and `purge` take
+the lock.
 """
 
 import os
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.kvstore.log_folder import Damage, Found, LogError, LogFolder, file_of, numbers, scan
+from forebay.kvstore.erase import purge as erase_records
+from forebay.kvstore.log_folder import Damage, Found, Hole, LogError, LogFolder, file_of, numbers, scan
 from forebay.kvstore.ssd_slots import SLOTS
 
 SPARE = ".rewritten"
@@ -24,6 +26,7 @@ class SegmentSurvey:
     n_bytes: int
     found: tuple[Found, ...]
     damage: tuple[Damage, ...]
+    holes: tuple[Hole, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,8 @@ def survey(path: Path, *, verify: bool) -> Iterator[SegmentSurvey]:
             raise LogError(f"{file_of(path, number)}: {error.strerror}") from None
         found = tuple(one for one in each if isinstance(one, Found))
         damage = tuple(one for one in each if isinstance(one, Damage))
-        yield SegmentSurvey(path=path, segment=number, n_bytes=size, found=found, damage=damage)
+        holes = tuple(one for one in each if isinstance(one, Hole))
+        yield SegmentSurvey(path=path, segment=number, n_bytes=size, found=found, damage=damage, holes=holes)
 
 
 def live(found: list[Found]) -> set[tuple[int, int]]:
@@ -93,8 +97,7 @@ def collect(path: Path, keep_bytes: int | None = None) -> Collected:
     every record is still there.
     """
     with LogFolder(path) as folder:
-        for spare in path.glob(f"*{SPARE}"):
-            spare.unlink()
+        _drop_spares(path)
         segments = list(survey(path, verify=True))
         before = sum(each.n_bytes for each in segments)
         kept = live([found for each in segments for found in each.found])
@@ -121,6 +124,37 @@ def collect(path: Path, keep_bytes: int | None = None) -> Collected:
         freed_bytes=before - left_bytes,
         left_bytes=left_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """What `purge` did to one log."""
+
+    path: Path
+    erased_records: int
+    erased_bytes: int
+    left_records: int
+
+
+def purge(path: Path, *, session: bytes | None = None, tenant: bytes | None = None) -> Purged:
+    """Erase the records that are the session's alone, or the tenant's, by their mark (`moves.mark_of`). Raises
+    LogError; OSError from the disk. Interrupted anywhere, it has erased some; done again, it erases the rest."""
+    with LogFolder(path) as folder:
+        _drop_spares(path)
+        erased = [
+            found
+            for number in folder.numbers()
+            for found in erase_records(path, number, session, tenant, upto=(1 << 64) - 1)
+        ]
+        left = sum(len(each.found) for each in survey(path, verify=False))
+    n_bytes = sum(found.record.total_bytes for found in erased)
+    return Purged(path=path, erased_records=len(erased), erased_bytes=n_bytes, left_records=left)
+
+
+def _drop_spares(path: Path) -> None:
+    """Half-written copies of segments, of a `collect` that was interrupted."""
+    for spare in path.glob(f"*{SPARE}"):
+        spare.unlink()
 
 
 def _rewrite(folder: LogFolder, segment: int, alive: list[Found]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.kvstore.checksum import checksum
-from forebay.kvstore.record import ALIGN_BYTES, MAGIC, NoRecord, OtherVersion, Record, header_bytes, unpack
+from forebay.kvstore.record import ALIGN_BYTES, MAGIC, Erased, NoRecord, OtherVersion, Record, header_bytes, unpack
 
 SUFFIX = ".segment"
 LOCK = "lock"
@@ -47,6 +47,11 @@ class Place:
     data_bytes: int
     checksum: int
 
+    @property
+    def total_bytes(self) -> int:
+        """What the record takes, up to the next one."""
+        return -(-self.n_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -62,6 +67,15 @@ class Damage:
     start: int
     end: int
     harm: Harm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Bytes [start, end) of a segment held a record that was erased: zeros, unless that was interrupted."""
+
+    segment: int
+    start: int
+    end: int
 
 
 class LogFolder:
@@ -194,8 +208,8 @@ def _read_blocks(descriptor: int, place: Place, image: Bytes) -> bool:
     return at >= place.n_bytes
 
 
-def scan(path: Path, segment: int, *, verify: bool) -> Iterator[Found | Damage]:
-    """All records of a segment in order, and the stretches between that are none. Raises OSError.
+def scan(path: Path, segment: int, *, verify: bool) -> Iterator[Found | Damage | Hole]:
+    """All records of a segment in order, what was erased, and the stretches between that are neither. Raises OSError.
 
     Headers are always verified, data with `verify` alone. A segment whose first record is of another version is set
     aside whole. Zeros from a record's end on are damage too: nothing is ever left out while writing.
@@ -211,17 +225,16 @@ def scan(path: Path, segment: int, *, verify: bool) -> Iterator[Found | Damage]:
         while at < size:
             found = _record_at(descriptor, segment, at, size, buffer)
             yield found
-            if isinstance(found, Damage):
-                at = found.end
-            else:
-                at += found.record.total_bytes
+            at = at + found.record.total_bytes if isinstance(found, Found) else found.end
     finally:
         os.close(descriptor)
 
 
-def _record_at(descriptor: int, segment: int, at: int, size: int, buffer: "_Buffer | None") -> Found | Damage:
+def _record_at(descriptor: int, segment: int, at: int, size: int, buffer: "_Buffer | None") -> Found | Damage | Hole:
     try:
         record = _header_at(descriptor, at)
+    except Erased as was:
+        return Hole(segment=segment, start=at, end=min(at + was.total_bytes, size))
     except OtherVersion:
         end = size if at == 0 else _next_record(descriptor, at + ALIGN_BYTES, size)
         return Damage(segment=segment, start=at, end=end, harm="other_version")
@@ -265,9 +278,14 @@ def _next_record(descriptor: int, at: int, size: int) -> int:
         chunk = os.pread(descriptor, SEARCH_BYTES, at)
         words = np.frombuffer(chunk[: len(chunk) // 4 * 4], dtype="<u4")[:: ALIGN_BYTES // 4]
         for index in np.flatnonzero(words == magic).tolist():
-            with contextlib.suppress(NoRecord):
-                _header_at(descriptor, at + index * ALIGN_BYTES)
-                return int(at + index * ALIGN_BYTES)
+            found = int(at + index * ALIGN_BYTES)
+            try:
+                _header_at(descriptor, found)
+            except Erased:
+                return found
+            except NoRecord:
+                continue
+            return found
         at += SEARCH_BYTES
     return size
 

@@ -16,6 +16,7 @@ import mmap
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,14 @@ class Write:
     last: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Change:
+    """What is to be done to records in place (erase.py), `after` so many writes."""
+
+    make: Callable[[LogFolder], None]
+    after: int
+
+
 class LogWriter:
     """`acknowledged`: all records up to this sequence are on the disk. `failure`: what ended the writing, or None."""
 
@@ -62,6 +71,8 @@ class LogWriter:
         self._area: Bytes = np.frombuffer(self._memory, dtype=np.uint8)
         self._extents = Extents(queue_bytes)
         self._queue: deque[Write] = deque()
+        self._changes: deque[Change] = deque()
+        self._n_put = self._n_written = 0
         self._waiting: dict[int, list[Write]] = {}
         self._queued_bytes = 0
         self._closing = False
@@ -89,10 +100,18 @@ class LogWriter:
         with self._wake:
             if self.failure is not None:
                 return
+            self._n_put += 1
             self._queue.append(write)
             self._waiting.setdefault(write.segment, []).append(write)
             self._queued_bytes += len(write.image.bytes)
             self._wake.notify_all()
+
+    def change(self, make: Callable[[LogFolder], None]) -> None:
+        """Change records in place, once all that was put until now is written. A file that is gone ends it."""
+        with self._wake:
+            if self.failure is None:
+                self._changes.append(Change(make=make, after=self._n_put))
+                self._wake.notify_all()
 
     def waiting(self, segment: int, offset: int, n_bytes: int) -> Bytes | None:
         """A copy of those bytes, while they are not acknowledged."""
@@ -104,16 +123,21 @@ class LogWriter:
         return None
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was put is acknowledged. False where that does not come."""
+        """Wait until all that was put is acknowledged, and changed. False where that does not come."""
         with self._wake:
-            self._wake.wait_for(lambda: not self._queued_bytes or self.failure is not None, timeout_s)
-            return not self._queued_bytes and self.failure is None
+            self._wake.wait_for(lambda: not self._is_behind or self.failure is not None, timeout_s)
+            return not self._is_behind and self.failure is None
+
+    @property
+    def _is_behind(self) -> bool:
+        return bool(self._queued_bytes or self._changes)
 
     def fail(self, why: str) -> None:
         """Nothing is written from now on; what waits is given up."""
         with self._wake:
             self.failure = self.failure or why
             self._queue.clear()
+            self._changes.clear()
             self._waiting.clear()
             self._queued_bytes = 0
             self._wake.notify_all()
@@ -127,13 +151,14 @@ class LogWriter:
 
     def _run(self) -> None:
         self._touch()
-        while group := self._next_group():
+        while self._has_more():
             try:
-                self._write(group)
+                if group := self._next_group():
+                    self._write(group)
+                    self._acknowledge(group)
+                self._make_changes()
             except OSError as error:
                 self.fail(f"{self._folder.path}: {error.strerror}")
-            else:
-                self._acknowledge(group)
         with contextlib.suppress(OSError):  # what it holds was synced, or has failed already
             self._close_file()
 
@@ -143,10 +168,29 @@ class LogWriter:
             for start in range(0, len(self._memory), TOUCH_BYTES):
                 self._memory.madvise(MADV_POPULATE_WRITE, start, min(TOUCH_BYTES, len(self._memory) - start))
 
-    def _next_group(self) -> list[Write]:
-        """What waits, up to GROUP_BYTES and at least one; none once nothing will come any more."""
+    def _has_more(self) -> bool:
+        """Waits for something to do; False once nothing will come any more."""
         with self._wake:
-            self._wake.wait_for(lambda: bool(self._queue) or self._closing)
+            self._wake.wait_for(lambda: bool(self._queue or self._changes) or self._closing)
+            return bool(self._queue or self._changes)
+
+    def _make_changes(self) -> None:
+        while (change := self._next_change()) is not None:
+            with contextlib.suppress(FileNotFoundError):  # its segment made way for a newer one
+                change.make(self._folder)
+            with self._wake:
+                if self._changes:
+                    self._changes.popleft()
+                self._wake.notify_all()
+
+    def _next_change(self) -> Change | None:
+        with self._wake:
+            due = bool(self._changes) and self._changes[0].after <= self._n_written
+            return self._changes[0] if due else None
+
+    def _next_group(self) -> list[Write]:
+        """What waits, up to GROUP_BYTES and at least one where there is one."""
+        with self._wake:
             group: list[Write] = []
             while self._queue and sum(len(write.image.bytes) for write in group) < GROUP_BYTES:
                 group.append(self._queue.popleft())
@@ -194,6 +238,7 @@ class LogWriter:
                     del self._waiting[write.segment]
                 self._queued_bytes -= len(write.image.bytes)
                 self._extents.give(write.image.at)
+            self._n_written += len(group)
             self.acknowledged = group[-1].last
             self._wake.notify_all()
 

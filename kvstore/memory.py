@@ -33,7 +33,7 @@ from forebay.kvstore.host import HostPool, Rows, Spill
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.log_folder import LogError
-from forebay.kvstore.moves import SLOW, Label, Move, Tier
+from forebay.kvstore.moves import SLOW, Label, Move, Tier, mark_of
 from forebay.kvstore.opening import Opening, Restoring, Target
 from forebay.kvstore.pool_address import parse as parse_address
 from forebay.kvstore.pool_client import MooncakeClient, load
@@ -180,8 +180,22 @@ class Memory:
         if self.host is not None:
             self.host.close()
 
+    def purge(self, *, session: str | None = None, salt: str | None = None) -> int:
+        """As `Store.purge`: gone from this worker's device and SSD and from the node's host tier when this returns, or
+        as soon as what reads it ends, and from the disk at the next sync. The cluster-wide pool is not asked."""
+        self.settle()
+        n_pages = self.store.purge(session=session, salt=salt)
+        marks = None if session is None else mark_of(session), None if salt is None else mark_of(salt)
+        if self.host is not None:
+            self.host.directory.purge(*marks)
+        if self.ssd is not None:
+            self.ssd.log.purge(*marks)
+        self.settle()
+        return n_pages
+
     def carry_out(self, moves: list[Move]) -> tuple[Tier, list[int]] | None:
         """All but the slow reads, in order, up to the first that finds wrong bytes: which pages hold them."""
+        self._change_below()
         with self.host.reading(moves) if self.host is not None else nullcontext():
             for move in moves:
                 wrong = self._carry_out_one(move) if move.source not in SLOW else []
@@ -217,6 +231,7 @@ class Memory:
 
     def settle(self) -> None:
         """Let the store know what lower tiers gave up since the last call, or that one failed."""
+        self._change_below()
         for view in self.views:
             if lost := self._lost.pop(view.tier, []) + view.take_lost():
                 self.store.lose(view.tier, lost)
@@ -232,6 +247,17 @@ class Memory:
         if log.failure is not None and self.ssd_failure is None:
             self.fail_ssd(log.failure)
         self.store.note_ssd(log.events, held_bytes=log.segments.n_bytes, queued_bytes=log.queued_bytes)
+
+    def _change_below(self) -> None:
+        """Let lower tiers know what is to go from them for good, and what several sessions use."""
+        shared, gone = self.store.take_shared("host"), self.store.take_gone_for_good()
+        if self.host is not None and shared:
+            self.host.share(shared)
+        shared = self.store.take_shared("ssd")
+        if self.ssd is not None and shared:
+            self.ssd.share(shared)
+        if self.ssd is not None and gone:
+            self.ssd.erase(gone)
 
     def fail_ssd(self, why: str) -> None:
         """Serve on without it."""

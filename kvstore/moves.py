@@ -4,6 +4,7 @@ Moves are ordered: those that save pages to a lower tier stand before those that
 """
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import groupby
 from math import inf
 from typing import Literal
@@ -21,12 +22,28 @@ Pages = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who stored a unit: `class_name` is charged with it. Empty where nobody known did."""
+    """Who stored a unit: `class_name` is charged with it. Empty where nobody known did.
+
+    `session`, `tenant`: marks (`mark_of`) of the session that alone has used all of it, empty once another one did, and
+    of the tenant's salt.
+    """
 
     class_name: str = ""
+    session: bytes = b""
+    tenant: bytes = b""
+
+    def belongs_to(self, session: bytes | None, tenant: bytes | None) -> bool:
+        """To the session alone, or to the tenant: whichever mark is given."""
+        return (session is not None and session == self.session) or (tenant is not None and tenant == self.tenant)
 
 
 NOBODY = Origin()
+MARK_BYTES = 16
+
+
+def mark_of(name: str) -> bytes:
+    """What stands for a session's key or a tenant's salt wherever units are told apart by them."""
+    return blake2b(name.encode(errors="surrogatepass"), digest_size=MARK_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,31 @@ calls; files are written and read in threads of their own.
 """
 
 import contextlib
-from collections import Counter, deque
-from collections.abc import Callable, Container, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from forebay.kvstore.checksum import copy_checked
-from forebay.kvstore.log_folder import Bytes, Found, Harm, LogError, LogFolder, Place, place_of, read, room_bytes, scan
+from forebay.kvstore.erase import erase, finish, purge, share
+from forebay.kvstore.log_folder import (
+    Bytes,
+    Found,
+    Harm,
+    Hole,
+    LogError,
+    LogFolder,
+    Place,
+    place_of,
+    read,
+    room_bytes,
+    scan,
+)
 from forebay.kvstore.log_writer import LogWriter, Write
 from forebay.kvstore.moves import Label
 from forebay.kvstore.record import Record, pack
@@ -126,6 +140,22 @@ class SegmentLog:
         if isinstance(data.base, np.ndarray):
             self._spare.append(data.base)
 
+    def erase(self, places: Iterable[Place]) -> None:
+        """These records are gone for good, as soon as the disk has taken it."""
+        for segment, records in _by_segment(places).items():
+            self._writer.change(partial(_erase, segment, records))
+
+    def share(self, places: Iterable[Place]) -> None:
+        """Several sessions use these records now."""
+        for segment, records in _by_segment(places).items():
+            self._writer.change(partial(_share, segment, records))
+
+    def purge(self, session: bytes | None, tenant: bytes | None) -> None:
+        """All records so far of this session alone, or of this tenant, known or not, are gone for good, as soon as the
+        disk has taken it."""
+        for segment in sorted(self.segments.held):
+            self._writer.change(partial(_purge, segment, session, tenant, self._sequence - 1))
+
     def take_dropped(self) -> list[int]:
         dropped, self._dropped = self._dropped, []
         return dropped
@@ -188,11 +218,36 @@ class SegmentLog:
         for number in self.segments.fit():
             self._folder.remove(number)
         found: list[Found] = []
+        holes: dict[int, list[tuple[int, int]]] = defaultdict(list)
         newest = max(self.segments.held, default=None)
         for number in sorted(self.segments.held):
             for each in scan(self._folder.path, number, verify=number == newest):
                 if isinstance(each, Found):
                     found.append(each)
+                elif isinstance(each, Hole):
+                    holes[number].append((each.start, each.end - each.start))
                 else:
                     self.events[each.harm] += 1
+        for number, records in holes.items():  # who was killed while erasing had perhaps not come to the end
+            finish(self._folder.file(number), records)
         return sorted(found, key=lambda each: each.record.sequence)
+
+
+def _erase(segment: int, records: Sequence[tuple[int, int]], folder: LogFolder) -> None:
+    erase(folder.file(segment), records)
+
+
+def _share(segment: int, records: Sequence[tuple[int, int]], folder: LogFolder) -> None:
+    share(folder.file(segment), [offset for offset, _ in records])
+
+
+def _purge(segment: int, session: bytes | None, tenant: bytes | None, upto: int, folder: LogFolder) -> None:
+    purge(folder.path, segment, session, tenant, upto)
+
+
+def _by_segment(places: Iterable[Place]) -> dict[int, list[tuple[int, int]]]:
+    """(Offset, total bytes) of records."""
+    by_segment: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for place in places:
+        by_segment[place.segment].append((place.offset, place.total_bytes))
+    return by_segment

@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from forebay.kvstore.moves import Label, Origin
+from forebay.kvstore.moves import MARK_BYTES, Label, Origin
 from forebay.kvstore.shared_table import DOOMED, FREE, LEAVING, READY, WRITING, Ints, Table, tag
 
 
@@ -89,6 +89,8 @@ class Entries:
         row["group"], row["model"] = label.group.encode(), np.void(unit.model)
         row["worth"], row["uses"], row["tick"] = unit.worth, unit.uses, table.get("tick")
         row["expires_at"], row["class"] = unit.expires_at, label.origin.class_name.encode()
+        row["session"] = np.void(label.origin.session or bytes(MARK_BYTES))
+        row["tenant"] = np.void(label.origin.tenant or bytes(MARK_BYTES))
         row["owner"], row["readers"] = owner, 0
         row["state"] = WRITING
         return Place(entry=entry, granules=granules)
@@ -105,6 +107,9 @@ class Entries:
         row["tick"], row["worth"] = self.table.get("tick"), worth
         row["expires_at"] = np.maximum(row["expires_at"], expires_at)
         row["uses"] += 1
+
+    def share(self, entry: int) -> None:
+        self.table.entries["session"][entry] = np.void(bytes(MARK_BYTES))
 
     def doom(self, entry: int) -> None:
         """Nobody finds it from now on; it goes with its last reader."""
@@ -143,7 +148,11 @@ class Entries:
             before=row["before"].tobytes() if row["has_before"] else None,
             start_tokens=int(row["start_tokens"]),
             end_tokens=int(row["end_tokens"]),
-            origin=Origin(class_name=row["class"].decode(errors="replace")),
+            origin=Origin(
+                class_name=row["class"].decode(errors="replace"),
+                session=_mark(row["session"].tobytes()),
+                tenant=_mark(row["tenant"].tobytes()),
+            ),
         )
         unit = Unit(
             model=row["model"].tobytes(),
@@ -161,3 +170,7 @@ class Entries:
         number = self.table.get("changes") + 1
         self.table.set("changes", number)
         return number
+
+
+def _mark(image: bytes) -> bytes:
+    return image if any(image) else b""

@@ -21,9 +21,10 @@ import xxhash
 from forebay.kvstore.chain import KEY_BYTES
 from forebay.kvstore.config import CLASS_BYTES_MAX
 from forebay.kvstore.layout import Layout
+from forebay.kvstore.moves import MARK_BYTES
 
 MAGIC = b"forebay"
-VERSION = 2
+VERSION = 3
 WORKERS = 64
 ALIGN_BYTES = 4096
 FREE, WRITING, READY, LEAVING, DOOMED = range(5)
@@ -41,7 +42,7 @@ ENTRY = np.dtype(
     + [(name, "<u8") for name in ("serial", "readers", "first_tag", "last_tag", "before_tag")]
     + [(name, "<u8") for name in ("n_bytes", "start_tokens", "end_tokens", "tick", "uses")]
     + [("worth", "<f8"), ("expires_at", "<f8"), ("group", "S32"), ("model", "V32"), ("before", f"V{KEY_BYTES}")]
-    + [("class", f"S{CLASS_BYTES_MAX}")],
+    + [("class", f"S{CLASS_BYTES_MAX}"), ("session", f"V{MARK_BYTES}"), ("tenant", f"V{MARK_BYTES}")],
     align=True,
 )
 

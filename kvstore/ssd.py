@@ -73,6 +73,21 @@ class SsdPool:
     def restore(self, target: Target, moves: Iterable[Move], ahead_bytes: int) -> "Restore":
         return Restore(self.log, target, [part for move in moves for part in self._by_record(move)], ahead_bytes)
 
+    def erase(self, pages: Iterable[int]) -> None:
+        """What lies there is gone for good, in records that hold nothing else."""
+        self.log.erase(self._places(pages))
+        for page in pages:
+            if (row := self._rows.pop(page, None)) is not None:
+                self._in_segment[row.place.segment].discard(page)
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Several sessions use what lies there."""
+        self.log.share(self._places(pages))
+
+    def _places(self, pages: Iterable[int]) -> list[Place]:
+        rows = [self._rows[page] for page in pages if page in self._rows]
+        return list({(row.place.segment, row.place.offset): row.place for row in rows}.values())
+
     def take_lost(self) -> list[int]:
         lost, self._lost = self._lost, []
         return lost

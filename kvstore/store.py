@@ -23,7 +23,7 @@ from forebay.kvstore.index import Checkpoint, TierIndex, Unit
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lease import Holder, Lease, Refusal
 from forebay.kvstore.lookup import Found, Hit, MissReason
-from forebay.kvstore.moves import Label, Pages, Tier
+from forebay.kvstore.moves import Label, Pages, Tier, mark_of
 from forebay.kvstore.tiers import Tiers
 from forebay.kvstore.totals import PoolEvent, SsdEvent, StoreStats, TierStats
 from forebay.kvstore.turn import Stop, Turn
@@ -94,6 +94,23 @@ class Store:
         """Time has come to `now`, in seconds of the turns' clock: what its class keeps no longer goes. False where
         nothing ever does."""
         return self._tiers.advance(now)
+
+    def purge(self, *, session: str | None = None, salt: str | None = None) -> int:
+        """Forget what the session alone has used, or all that was stored under the tenant's salt. Returns how many
+        pages that ends. What other sessions use too stays, page by page: rows before the place in a page where two
+        sessions part stay with the one that is not purged, if it wrote on there."""
+        marks = None if session is None else mark_of(session), None if salt is None else mark_of(salt)
+        self._chains.forget(*marks)
+        return self._tiers.purge(*marks)
+
+    def take_gone_for_good(self) -> list[int]:
+        """Pages of the SSD whose bytes are not to be there after a restart, since the last call."""
+        gone, self._tiers.gone_for_good = self._tiers.gone_for_good, []
+        return gone
+
+    def take_shared(self, tier: Tier) -> list[int]:
+        """Pages there that one session alone had used, and others do now, since the last call."""
+        return self._tiers.sharing.take(tier)
 
     def turn_ended(self, session: str, stop: Stop) -> None:
         """How the session's latest turn here ended, which tells when the next one comes."""

@@ -14,16 +14,21 @@ from forebay.kvstore.class_limits import ClassLimits
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.eviction import Valuation, least
 from forebay.kvstore.history import History
-from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit
+from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit, keys_of
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES, Found, Lookup, Lost, MissReason
 from forebay.kvstore.moves import Label, Move, Origin, Pages, Tier
 from forebay.kvstore.pending import Arrival, Room
 from forebay.kvstore.policy import worth
+from forebay.kvstore.sharing import Sharing, copy_in
 from forebay.kvstore.totals import EvictionCause, Totals
 
 SPARE_SHARE = 64
 """Ranking all units takes milliseconds: an eviction frees this part of the tier beyond what was asked for."""
+
+
+FOR_GOOD: tuple[EvictionCause, ...] = ("quota", "expired")
+"""What goes from the SSD for these causes is not to be there after a restart."""
 
 
 class Tiers:
@@ -44,6 +49,10 @@ class Tiers:
         self.limits = ClassLimits(config.classes, layout.page_bytes)
         self.tick = 0
         self.totals = Totals()
+        self.gone_for_good: list[int] = []
+        """Pages of the SSD whose records are to be erased, until who holds the bytes takes them."""
+
+        self.sharing = Sharing(self.order)
         self._ssd_is_on = config.ssd_path is not None
         self._by_name = {tier.tier: tier for tier in self.order}
         self._row_bytes = {group.name: group.row_bytes for group in layout.paged}
@@ -99,10 +108,7 @@ class Tiers:
         """Time has come to `now`: what nobody used for as long as its class keeps things goes. False where none can."""
         self.limits.advance(now)
         for tier, unit in self.limits.expired():
-            if unit.entered:
-                self.drop(tier, unit, "evicted", "expired")
-            else:
-                unit.lost = True
+            self._end(tier, unit, "expired")
         return self.limits.has_ttl
 
     def write_through(self, units: Sequence[Span | Checkpoint]) -> Room:
@@ -148,7 +154,7 @@ class Tiers:
         return lasting and self.config.pool is not None and self._save_to_view(self.pool, unit, tier, room)
 
     def _save_to_view(self, view: TierIndex, unit: Span | Checkpoint, tier: TierIndex, room: Room) -> bool:
-        if _copy_in(view, unit) is not None:
+        if copy_in(view, unit) is not None:
             return True
         if not self._view_room(view, len(unit.pages), unit.origin.class_name):
             return False
@@ -166,7 +172,7 @@ class Tiers:
                 label=label,
             )
         )
-        room.arrivals.append(Arrival(tier=view, unit=copy, keys=_keys(unit)))
+        room.arrivals.append(Arrival(tier=view, unit=copy, keys=keys_of(unit)))
         return True
 
     def adopt(self, name: Tier, label: Label, expires_at: float | None = None) -> Pages | None:
@@ -207,13 +213,29 @@ class Tiers:
             else:
                 unit.lost = True
 
-    def use(self, pins: Iterable[tuple[TierIndex, Unit]], origin: Origin) -> None:
-        """A request starts: what it pins was used now."""
+    def use(self, pins: Iterable[tuple[TierIndex, Unit]], origin: Origin, blocks: int) -> None:
+        """A request starts: what it pins was used now, of spans the part in its first `blocks` blocks."""
         self.tick += 1
         for _, unit in pins:
             unit.tick = self.tick
             unit.uses += unit.entered
             self.limits.renew(unit, origin.class_name)
+            if not isinstance(unit, Span) or unit.first_block + len(unit.keys) <= blocks:
+                self.sharing.use(unit, origin)
+
+    def purge(self, session: bytes | None, tenant: bytes | None) -> int:
+        """End what is the session's alone, or the tenant's. Pages that a request uses go when it ends. How many."""
+        owned = self.sharing.owned(session, tenant)
+        for tier, unit in owned:
+            self._end(tier, unit, "purged")
+        return sum(len(unit.pages) for _, unit in owned)
+
+    def _end(self, tier: TierIndex, unit: Unit, cause: EvictionCause) -> None:
+        """Whether it matches already or is on its way."""
+        if unit.entered:
+            self.drop(tier, unit, "evicted", cause)
+        else:
+            unit.lost = True
 
     def own(self, unit: Unit, origin: Origin) -> None:
         """A request stores this device unit now: its bytes are there, or on their way."""
@@ -244,7 +266,9 @@ class Tiers:
 
     def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
         """End a unit at once; remember the keys that are now nowhere."""
-        keys = _keys(unit)
+        keys = keys_of(unit)
+        if tier is self.ssd and cause in FOR_GOOD:
+            self.gone_for_good += unit.pages.tolist()
         self.totals.evicted_pages[tier.tier, cause] += len(unit.pages)
         tier.forget(unit)
         if isinstance(unit, Span):
@@ -269,7 +293,7 @@ class Tiers:
 
     def is_below(self, tier: TierIndex, unit: Unit) -> bool:
         """Whether a tier below this one has it too."""
-        return any(_copy_in(lower, unit) is not None for lower in self.order[self.order.index(tier) + 1 :])
+        return any(copy_in(lower, unit) is not None for lower in self.order[self.order.index(tier) + 1 :])
 
     def _demote(self, victims: list[tuple[float, Unit]], room: Room, unless_saved: EvictionCause) -> None:
         """What the host has already is renewed first, so that what is saved now does not take its place."""
@@ -281,7 +305,7 @@ class Tiers:
             self.drop(self.device, unit, "evicted", "saved" if saved else unless_saved)
 
     def _on_host(self, unit: Unit) -> Span | Checkpoint | None:
-        return _copy_in(self.host, unit)
+        return copy_in(self.host, unit)
 
     def _view_room(self, tier: TierIndex, n_pages: int, class_name: str) -> bool:
         """Forget units of a tier whose pages are numbers only, the longest unused first, until `n_pages` are free, and
@@ -330,7 +354,7 @@ class Tiers:
                 expires_at=unit.expires_at,
             )
         )
-        room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=_keys(unit)))
+        room.arrivals.append(Arrival(tier=self.host, unit=copy, keys=keys_of(unit)))
         return True
 
     def below(self, found: Found, most_bytes: int) -> list[tuple[TierIndex, Unit, Move]]:
@@ -423,15 +447,3 @@ class Tiers:
             for checkpoint in tier.checkpoints.values():
                 if checkpoint.previous == lost.key:
                     checkpoint.previous, checkpoint.previous_tokens = lost.previous, lost.previous_tokens
-
-
-def _copy_in(tier: TierIndex, unit: Unit) -> Span | Checkpoint | None:
-    """What holds there all that this unit holds."""
-    if isinstance(unit, Checkpoint):
-        return tier.checkpoints.get(unit.key)
-    assert isinstance(unit, Span)
-    return tier.span(unit.group, unit.keys[-1])
-
-
-def _keys(unit: Unit) -> list[bytes]:
-    return list(unit.keys) if isinstance(unit, Span) else []

@@ -8,10 +8,10 @@ from typing import Literal
 from forebay.kvstore.lookup import Hit, MissReason
 from forebay.kvstore.moves import TIERS, Move, Tier
 
-EvictionCause = Literal["saved", "dropped", "quota", "expired", "corrupt", "sibling_missing", "failed"]
+EvictionCause = Literal["saved", "dropped", "quota", "expired", "purged", "corrupt", "sibling_missing", "failed"]
 """saved: a lower tier has it. dropped: room was needed. quota: its class had too much there. expired: nobody used it
-for as long as its class keeps things. corrupt, sibling_missing: it could not be restored any more. failed: its tier is
-off."""
+for as long as its class keeps things. purged: its session or tenant was. corrupt, sibling_missing: it could not be
+restored any more. failed: its tier is off."""
 
 SsdEvent = Literal["skipped", "failed", "torn", "damaged", "other_version"]
 """skipped: a write, since the queue was full. failed: the disk, so the tier is off. The others: what a restart found in

@@ -15,7 +15,7 @@ from forebay.kvstore.index import Checkpoint, Span
 from forebay.kvstore.shared_table import READY, WRITING
 from forebay.kvstore.turn import Turn
 from tests.kvstore_twin import BLOCK, one_block_layout
-from tests.test_kvstore_histories import LAYOUT, Histories, Run, SsdHistories, TightHistories
+from tests.test_kvstore_histories import LAYOUT, Histories, Run, SsdHistories, TightHistories, blocks_of
 from tests.test_kvstore_histories import met as met  # fixtures of that file
 from tests.test_kvstore_histories import run as run
 
@@ -29,49 +29,64 @@ PAGE = LAYOUT.page_bytes
 
 class TtlHistories(Histories):
     """An unbounded pool of one-block pages: what is hit is known exactly. A use makes what it used stay for as long as
-    its class keeps things, and never less long than before."""
+    its class keeps things, and never less long than before; and a session's purge ends what it alone has used."""
 
     layout = one_block_layout()
     classes = tuple(ClassShare(name=name, ttl_s=ttl_s) for name, ttl_s in TTL_S.items())
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows_until: dict[Ids, float] = defaultdict(float)
-        self.state_until: dict[Ids, float] = defaultdict(float)
+        self.until: dict[tuple[str, Ids], float] = defaultdict(float)
+        self.users: dict[tuple[str, Ids], set[str]] = defaultdict(set)
 
     @precondition(lambda self: self.fault_is_due(3))
-    @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, 9.0, 25.0]), class_name=st.sampled_from(["agent", "batch", "other"]))
-    def time_passes(self, seconds: float, class_name: str) -> None:
-        """And the next requests are of this class."""
-        self.now, self.class_name = self.now + seconds, class_name
+    @rule(
+        seconds=st.sampled_from([0.0, 1.0, 4.0, 9.0, 25.0]),
+        class_name=st.sampled_from(["agent", "batch", "other"]),
+        session=st.sampled_from(["s", "t", ""]),
+    )
+    def time_passes(self, seconds: float, class_name: str, session: str) -> None:
+        """And the next requests are of this class and session."""
+        self.now, self.class_name, self.session = self.now + seconds, class_name, session
         self.memory.advance(self.now)
         self.seen.event("time passed")
 
+    @precondition(lambda self: self.fault_is_due(6))
+    @rule(session=st.sampled_from(["s", "t"]))
+    def purge(self, session: str) -> None:
+        self.memory.purge(session=session)
+        for each in [each for each, users in self.users.items() if users == {session}]:
+            self.until[each] = 0.0
+        self.seen.event("session purged")
+
     def use(self) -> Turn:
-        return Turn(class_name=self.class_name, now=self.now)
+        return Turn(class_name=self.class_name, session=self.session, now=self.now)
 
     def note_hit(self, ids: Ids, upto: int, class_name: str) -> None:
-        self.note_rows(ids, upto, class_name)
+        self.note_rows(ids, 0, upto, class_name, self.session)
         if upto:
-            self.note_state(ids[:upto], class_name)
+            self.note_state(ids[:upto], class_name, self.session)
 
-    def note_rows(self, ids: Ids, upto: int, class_name: str) -> None:
-        super().note_rows(ids, upto, class_name)
-        for at in range(BLOCK, upto + 1, BLOCK):
-            self.rows_until[ids[:at]] = max(self.rows_until[ids[:at]], self.until(class_name))
+    def note_rows(self, ids: Ids, start: int, upto: int, class_name: str, session: str) -> None:
+        super().note_rows(ids, start, upto, class_name, session)
+        for prefix in blocks_of(ids, start, upto):
+            self.note(("rows", prefix), class_name, session)
 
-    def note_state(self, prefix: Ids, class_name: str) -> None:
-        super().note_state(prefix, class_name)
-        self.state_until[prefix] = max(self.state_until[prefix], self.until(class_name))
+    def note_state(self, prefix: Ids, class_name: str, session: str) -> None:
+        super().note_state(prefix, class_name, session)
+        self.note(("state", prefix), class_name, session)
 
-    def until(self, class_name: str) -> float:
-        return self.now + TTL_S.get(class_name, inf)
+    def note(self, each: tuple[str, Ids], class_name: str, session: str) -> None:
+        if self.until[each] <= self.now:  # it was not there: it is stored now
+            self.users[each].clear()
+        self.until[each] = max(self.until[each], self.now + TTL_S.get(class_name, inf))
+        self.users[each].add(session)
 
     def matchable(self, prefix: Ids) -> bool:
-        return self.rows_until[prefix] > self.now
+        return self.until["rows", prefix] > self.now
 
     def restorable(self, prefix: Ids) -> bool:
-        return self.state_until[prefix] > self.now
+        return self.until["state", prefix] > self.now
 
 
 class TightClassHistories(TightHistories):
@@ -108,10 +123,10 @@ class TightClassHistories(TightHistories):
     def note_hit(self, ids: Ids, upto: int, class_name: str) -> None:
         self.note_used(ids, upto, class_name)
         if upto:
-            self.note_state(ids[:upto], class_name)
+            self.note_state(ids[:upto], class_name, self.session)
 
-    def note_rows(self, ids: Ids, upto: int, class_name: str) -> None:
-        super().note_rows(ids, upto, class_name)
+    def note_rows(self, ids: Ids, start: int, upto: int, class_name: str, session: str) -> None:
+        super().note_rows(ids, start, upto, class_name, session)
         self.note_used(ids, upto, class_name)
 
     def note_used(self, ids: Ids, upto: int, class_name: str) -> None:
@@ -121,8 +136,8 @@ class TightClassHistories(TightHistories):
         for key in self.memory.store.chain(ids[:upto]).keys:
             self.users[key].add(class_name)
 
-    def note_state(self, prefix: Ids, class_name: str) -> None:
-        super().note_state(prefix, class_name)
+    def note_state(self, prefix: Ids, class_name: str, session: str) -> None:
+        super().note_state(prefix, class_name, session)
         self.renew("states", prefix, class_name)
         self.users[self.memory.store.chain(prefix).keys[-1]].add(class_name)
 

@@ -47,6 +47,7 @@ class Request:
     settled: bool
     n_prompt: int
     class_name: str
+    session: str
 
 
 class Histories(RuleBasedStateMachine):
@@ -72,7 +73,7 @@ class Histories(RuleBasedStateMachine):
         self.requests: list[Request] = []
         self.committed: set[tuple[int, ...]] = set()
         self.kept: set[tuple[int, ...]] = set()
-        self.now, self.class_name = 0.0, ""
+        self.now, self.class_name, self.session = 0.0, "", ""
 
     @initialize(policy=st.sampled_from(["prompt_end", "prompt_end+junction", "prompt_end+junction+interval:8"]))
     def start(self, policy: str) -> None:
@@ -136,7 +137,7 @@ class Histories(RuleBasedStateMachine):
         assert lease.hit_tokens < len(ids)
         self.seen.event("opened")
         self.seen.hit(lease.hit)
-        self.requests.append(Request(ids, lease, lease.hit_tokens, settled, len(ids), self.class_name))
+        self.requests.append(Request(ids, lease, lease.hit_tokens, settled, len(ids), self.class_name, self.session))
 
     @rule(which=st.integers(0, 1000), tail=st.lists(st.integers(0, 1), min_size=1, max_size=16), again=st.booleans())
     def turn(self, which: int, tail: list[int], again: bool) -> None:
@@ -162,9 +163,9 @@ class Histories(RuleBasedStateMachine):
             for end in (*lease.checkpoints, len(ids)):
                 compute(self.memory, lease, ids, at, end)
                 self.memory.commit(lease, end)
-                self.note_rows(ids, end, self.class_name)
+                self.note_rows(ids, at, end, self.class_name, self.session)
                 if end in lease.checkpoints and self.memory.checkpoint(lease, end) is None:
-                    self.note_state(ids[:end], self.class_name)
+                    self.note_state(ids[:end], self.class_name, self.session)
                 at = end
 
     @precondition(lambda self: any(not request.settled for request in self.requests))
@@ -199,13 +200,13 @@ class Histories(RuleBasedStateMachine):
         end = min(request.n_prompt, (request.at // BLOCK + chunk) * BLOCK)
         end = min([at for at in request.lease.checkpoints if at > request.at] + [end])
         compute(self.memory, request.lease, request.ids, request.at, end)
-        request.at = end
         self.memory.commit(request.lease, end)
-        self.note_rows(request.ids, end, request.class_name)
+        self.note_rows(request.ids, request.at, end, request.class_name, request.session)
+        request.at = end
         if end % BLOCK == 0 and (keep or end in request.lease.checkpoints):
             refusal = self.memory.checkpoint(request.lease, end)
             if refusal is None:
-                self.note_state(request.ids[:end], request.class_name)
+                self.note_state(request.ids[:end], request.class_name, request.session)
             assert refusal is None or self.loses
 
     @precondition(lambda self: self.prefilled())
@@ -263,11 +264,12 @@ class Histories(RuleBasedStateMachine):
     def note_hit(self, ids: tuple[int, ...], upto: int, class_name: str) -> None:
         """A request of this class restores so much, or tries to."""
 
-    def note_rows(self, ids: tuple[int, ...], upto: int, class_name: str) -> None:
-        """All blocks up to there were made matchable, by a request of this class."""
-        self.committed.update(ids[:at] for at in range(BLOCK, upto + 1, BLOCK))
+    def note_rows(self, ids: tuple[int, ...], start: int, upto: int, class_name: str, session: str) -> None:
+        """All blocks that end after `start` and up to `upto` were made matchable, by a request of this class and
+        session."""
+        self.committed.update(blocks_of(ids, start, upto))
 
-    def note_state(self, prefix: tuple[int, ...], class_name: str) -> None:
+    def note_state(self, prefix: tuple[int, ...], class_name: str, session: str) -> None:
         self.kept.add(prefix)
 
     def fault_is_due(self, every: int) -> bool:
@@ -462,6 +464,11 @@ class SsdWrittenThroughHistories(SsdHistories):
 class SsdSelectiveHistories(SsdHistories):
     host_pages = 0
     ssd_write = "selective"
+
+
+def blocks_of(ids: tuple[int, ...], start: int, upto: int) -> list[tuple[int, ...]]:
+    """The prefixes that end with a block, after `start` and up to `upto`."""
+    return [ids[:at] for at in range(start // BLOCK * BLOCK + BLOCK, upto + 1, BLOCK)]
 
 
 def bytes_of(path: Path) -> bytes:

@@ -292,7 +292,7 @@ def test_another_format_version_is_one_clear_line(node: Node, tmp_path: Path) ->
     one = node.worker()
     assert one.host is not None
     one.host.directory.table.header["version"] = 7
-    with pytest.raises(ArenaError, match=r"host-local.shared: not of format version 2: remove it"):
+    with pytest.raises(ArenaError, match=r"host-local.shared: not of format version 3: remove it"):
         node.worker()
     one.close()
 

@@ -133,6 +133,8 @@ class PrefillWorker:
     def end_session(self, session: str) -> None:
         """No turn of it comes any more. Idempotent."""
         self.memory.store.end_session(session)
+        if self._config.store.purge_ended:
+            self.memory.purge(session=session)
 
     def cancel(self, job_id: str) -> None:
         """Give back all of a job, at whatever stage it is; nothing if it is not here."""
