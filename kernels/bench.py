@@ -27,9 +27,9 @@ def run(args: argparse.Namespace) -> int:
     import torch  # not needed to compare records
 
     if args.variants:
-        from forebay.kernels import bench_attention_variants, bench_kda_variants, bench_moe_variants  # import triton
+        from forebay.kernels import bench_attention_variants, bench_moe_variants  # import triton
 
-        parts: tuple[ModuleType, ...] = (bench_kda_variants, bench_attention_variants, bench_moe_variants)
+        parts: tuple[ModuleType, ...] = (bench_attention_variants, bench_moe_variants)
     else:
         from forebay.kernels import bench_attention, bench_attnres, bench_kda, bench_moe, bench_slice
 

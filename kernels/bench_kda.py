@@ -168,6 +168,23 @@ def check_steps(layer: Layer, dtype: torch.dtype) -> Iterator[Row]:
         error = bench_inputs.relative(ours, theirs)
         assert error <= (STATE_TWIN_MAX if name.startswith("state") else OUTPUT_TWIN_MAX), f"{name}: wrong by {error}"
         yield Row(name=f"decode error of {name}", value=error, unit="relative")
+    yield _replays_steps(layer, dtype)
+
+
+def _replays_steps(layer: Layer, dtype: torch.dtype) -> Row:
+    """Of 0 to 8 tokens accepted replay must leave the bits of as many steps, states and tails."""
+    device, most = layer.A_log.device, 8
+    kda, page = by_device.kda(device), torch.arange(most + 1, device=device, dtype=torch.int32)
+    states, tails = bench_inputs.pages(most + 1, layer, dtype)
+    replayed, stepped = ((states.clone(), tails.clone()) for _ in range(2))
+    given = bench_inputs.tokens((most + 1, most), layer, dtype)
+    kda.replay(given, most, page, layer, *replayed, page)
+    for n in range(most + 1):
+        for t in range(n):
+            kda.step(given.at(n, t), layer, *stepped, page[n, None])
+    same = all(torch.equal(one, other) for one, other in zip(replayed, stepped, strict=True))
+    assert same, "replay leaves other bits than steps"
+    return Row(name=f"replay leaves the bits of steps, 0 to {most} accepted", value=float(same), unit="of 1")
 
 
 def _decoded(

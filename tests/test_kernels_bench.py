@@ -1,7 +1,6 @@
 """`forebay bench kernels` where nothing but torch is installed, and plans."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,35 +42,6 @@ def test_bench_needs_neither_ray_nor_http(tmp_path: Path) -> None:
         "slice of 4",
     ):
         assert any(row["name"].startswith(operator) for row in told["rows"])
-
-
-VARIANTS = """
-import torch
-from forebay.kernels import bench_kda_variants as bench
-bench.STEP_VARIANTS = {name: bench.STEP_VARIANTS[name] for name in ("early, quarters",)}
-bench.REPLAY_VARIANTS = {name: bench.REPLAY_VARIANTS[name] for name in ("by halves",)}
-for row in bench.rows(torch.device("cpu"), 1):
-    print(row.name, row.value, row.unit, sep="|")
-"""
-
-
-def test_variants_are_checked_then_timed() -> None:
-    pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-c", VARIANTS],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    told = {name: (float(value), unit) for name, value, unit in (line.split("|") for line in ran.stdout.splitlines())}
-    assert told["replay leaves the bits of steps, by halves"] == (1.0, "of 1")
-    assert all(value < 1e-5 for value, unit in told.values() if unit == "relative")
-    assert not [name for name, (_, unit) in told.items() if unit == "failed"]
-    best = [name for name in told if ": best, " in name]
-    assert len(best) == 4  # a step, replays of three counts
 
 
 def test_compare_divides_second_by_first(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from forebay.kernels import conv, norms
 from forebay.kernels import kda_batch as twin
 from forebay.kernels import kda_triton as fast
 from forebay.kernels.bench_inputs import layer as random_layer
@@ -102,31 +103,47 @@ def from_projection() -> float:
     return worst(fast.prefill(q, k, v, z, beta, of, plan, None), twin.prefill(*whole, z, beta, of, plan, None))
 
 
-def step(gate: Gate, halves: bool, parts: int = 0) -> float:
+def step(gate: Gate) -> float:
     of, page = layer(gate), torch.tensor([4, 0, 2], dtype=torch.int32)
     states, tails = pages(5, of, torch.float32)
     given = random_tokens((3,), of, torch.float32)
     ours, theirs = (states.clone(), tails.clone()), (states.clone(), tails.clone())
-    tuned = dataclasses.replace(fast.TUNED, step_halves=halves, step_parts=parts)
-    o, right = fast.step(given, of, *ours, page, tuned), twin.step(given, of, *theirs, page)
+    o, right = fast.step(given, of, *ours, page), twin.step(given, of, *theirs, page)
     return max(relative(o, right), *(relative(a, b) for a, b in zip(ours, theirs, strict=True)))
 
 
-def replay(parts: int, window: int = 2) -> float:
-    """Every accepted count 0..4 of 4 at once: against plain decode by the twin, and bit for bit against the step
+def middle() -> float:
+    """The recurrence alone, and behind the convolutions: the step without its ends, which a norm weight of 1, an open
+    output gate and a right scale leave too.
+    """
+    of, page = layer(), torch.tensor([1, 0], dtype=torch.int32)
+    states, tails = pages(2, of, torch.float32)
+    given = random_tokens((2,), of, torch.float32)
+    ours, whole = (states.clone(), tails.clone()), (states.clone(), tails.clone())
+    o = fast.conv_recurrence(given, of, *ours, page)
+    normed = norms.gated_rms_norm(o.view(2, HEADS, DIM), given.gate.view(2, HEADS, DIM), of.norm_weight, of.eps)
+    right = fast.step(given, of, *whole, page)
+    y, _ = conv.short_conv_step(given.x, of.taps.t(), tails[page.long()])
+    alone = fast.recurrence(dataclasses.replace(given, x=y), of, states, tails.clone(), page)
+    same = torch.equal(ours[0], whole[0]) and torch.equal(ours[1], whole[1])
+    return max(relative(normed.flatten(1), right), relative(alone, o), relative(states, ours[0])) if same else 1.0
+
+
+def replay(gate: Gate, window: int, warps: int = 4, parts: int = 2) -> float:
+    """Every accepted count 0..6 of 6 at once: against plain decode by the twin, and bit for bit against the step
     kernel.
     """
-    of, page = layer(), torch.tensor([3, 1, 0, 5, 4], dtype=torch.int32)
-    states, tails = pages(6, of, torch.float32)
-    accepted = torch.arange(5, dtype=torch.int32)
-    given = random_tokens((5, 4 + window), of, torch.float32)
+    of, page = layer(gate), torch.tensor([3, 1, 0, 5, 4, 6, 7], dtype=torch.int32)
+    states, tails = pages(8, of, torch.float32)
+    accepted = torch.arange(7, dtype=torch.int32)
+    given = random_tokens((7, 6 + window), of, torch.float32)
     ours, theirs, steps = ((states.clone(), tails.clone()) for _ in range(3))
-    tuned = dataclasses.replace(fast.TUNED, step_halves=False, step_parts=parts, replay_parts=parts)
+    tuned = dataclasses.replace(fast.TUNED, decode_warps=warps, decode_parts=parts)
     o, right = (
-        fast.replay(given, 4, accepted, of, *ours, page, tuned),
-        twin.replay(given, 4, accepted, of, *theirs, page),
+        fast.replay(given, 6, accepted, of, *ours, page, tuned),
+        twin.replay(given, 6, accepted, of, *theirs, page),
     )
-    for n in range(5):
+    for n in range(7):
         for t in range(n):
             fast.step(given.at(n, t), of, *steps, page[n, None], tuned)
     same = all(torch.equal(a, b) for a, b in zip(ours, steps, strict=True))
@@ -157,15 +174,12 @@ CASES: dict[str, Callable[[], float]] = {
     "prefill-spans": lambda: spans("bounded", True),
     "prefill-spans-softplus-from-zero": lambda: spans("softplus", False),
     "prefill-from-projection": from_projection,
-    "step-bounded": lambda: step("bounded", False),
-    "step-bounded-halves": lambda: step("bounded", True),
-    "step-bounded-early-halves": lambda: step("bounded", True, 2),
-    "step-bounded-early-quarters": lambda: step("bounded", True, 4),
-    "step-softplus": lambda: step("softplus", True),
+    "step-bounded": lambda: step("bounded"),
+    "step-softplus": lambda: step("softplus"),
+    "step-without-its-ends": middle,
     "step-other-pages": untouched,
-    "replay": lambda: replay(0),
-    "replay-halves": lambda: replay(2),
-    "replay-quarters-alone": lambda: replay(4, 0),
+    "replay-and-window": lambda: replay("bounded", 3),
+    "replay-alone-two-warps": lambda: replay("softplus", 0, warps=2, parts=4),
 }
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ from triton_measure import taken
 
 from forebay.kernels import (
     kda_chunks_triton,
+    kda_decode_triton,
     kda_fused_triton,
-    kda_replay_triton,
     kda_scan_triton,
     kda_solve_triton,
-    kda_step_early_triton,
-    kda_steps_triton,
 )
 from forebay.kernels.kda_plan import CHUNK
 from forebay.kernels.kda_prefill_triton import LEVELS
@@ -35,7 +33,7 @@ INT_TABLES = (
 )
 FP32 = (
     "A_log", "dt_bias", "decay", "quarters", "state_in", "state_out", "kept", "transition", "from_zero", "segment_in",
-    "states", "taps", "norm_weight", "prepared",
+    "states", "taps", "norm_weight", "scratch",
 )  # fmt: skip
 FP16 = ("strict", "sums")
 SCALARS = {"lower": "fp32", "eps": "fp32"}
@@ -43,6 +41,10 @@ SCALARS = {"lower": "fp32", "eps": "fp32"}
 T = TUNED
 SCAN = {
     "BV": T.scan_columns, "C": CHUNK, "SPANS": True, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages,
+}  # fmt: skip
+DECODE = {
+    "T": T.decode_warps, "R": T.decode_warps * T.decode_parts, "PARTS": T.decode_parts, "BOUNDED": True, "CONV": True,
+    "NORM": True,
 }  # fmt: skip
 LAUNCHES = {
     "fused": (
@@ -63,27 +65,13 @@ LAUNCHES = {
         {"BV": T.reduce_columns, "C": CHUNK, "LOW": LOW, "PRECISION": "tf32", "STAGES": T.scan_stages},
     ),
     "compose": (kda_scan_triton.compose_kernel, 8, {"BV": 16, "FROM_ZERO": False, "PRECISION": "tf32x3"}),
-    "step": (
-        kda_steps_triton.step_kernel,
-        T.step_warps,
-        {"HALVES": T.step_halves, "BOUNDED": True, "CONV": True, "NORM": True},
+    "step": (kda_decode_triton.decode_kernel, T.decode_warps, {**DECODE, "DRAFT": 0, "WINDOW": 1, "KEEP": True}),
+    "replay": (kda_decode_triton.decode_kernel, T.decode_warps, {**DECODE, "DRAFT": 8, "WINDOW": 0, "KEEP": False}),
+    "replay-and-window": (
+        kda_decode_triton.decode_kernel,
+        T.decode_warps,
+        {**DECODE, "DRAFT": 8, "WINDOW": 1, "KEEP": False},
     ),
-    "step-early-halves": (
-        kda_step_early_triton.step_early_kernel,
-        T.step_warps,
-        {"PARTS": 2, "AHEAD": False, "BOUNDED": True, "CONV": True, "NORM": True},
-    ),
-    "step-early-quarters": (
-        kda_step_early_triton.step_early_kernel,
-        T.step_warps,
-        {"PARTS": 4, "AHEAD": True, "BOUNDED": True, "CONV": True, "NORM": True},
-    ),
-    "replay-halves": (
-        kda_replay_triton.replay_parts_kernel,
-        T.replay_warps,
-        {"DRAFT": 8, "WINDOW": 0, "PARTS": 2, "BOUNDED": True},
-    ),
-    "replay": (kda_replay_triton.replay_kernel, T.replay_warps, {"DRAFT": 8, "WINDOW": 1, "BOUNDED": True}),
 }  # fmt: skip
 
 
