@@ -11,6 +11,8 @@ smallest size that holds it; each size has a list of its own, in order of expert
 import triton
 import triton.language as tl
 
+from forebay.kernels.mxfp4_triton import column
+
 
 @triton.jit
 def _local(chosen, at, N, first, E):
@@ -95,10 +97,9 @@ def group_kernel(
 
 
 @triton.jit
-def arrange_kernel(z, to, stride, K: tl.constexpr):
-    """Program (token, block of 128 columns): a row in the kernels' order of columns (`moe_columns`)."""
+def arrange_kernel(z, to, stride, K: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr):
+    """Program t: a token's row in the kernels' order of columns (`moe_columns`). WIDTH >= K is a power of two."""
     t = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * 128 + tl.arange(0, 128)
-    within = place % 128
-    column = place - within + within % 8 // 2 * 32 + within % 64 // 8 * 4 + within % 2 * 2 + within // 64
-    tl.store(to + t * K + place, tl.load(z + t * stride + column))
+    place = tl.arange(0, WIDTH)
+    inside = place < K
+    tl.store(to + t * K + place, tl.load(z + t * stride + column(place, SIDE), mask=inside, other=0.0), mask=inside)

@@ -1,18 +1,22 @@
 """Routed experts on a CUDA device: launches of the Triton kernels, with the signatures of `moe_batch`.
 
-Launch shapes are a table by rows an expert has on average: what is bound by weight bytes takes 16 tokens a product,
-what is bound by arithmetic as many as an expert is likely to have.
+Launch shapes are a table by rows an expert has on average. What is bound by weight bytes takes 8 tokens a product,
+which Triton 3.6 makes an mma: fewer registers than a wgmma takes and no waiting for it, so that more warps hide each
+other's latencies. What is bound by arithmetic takes as many tokens as an expert is likely to have.
 """
 
+import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.kernels import moe_columns
+from forebay.kernels import moe_columns, mxfp4_triton
 from forebay.kernels.moe import Experts, Packed
 from forebay.kernels.moe_batch import ALL, Local, Norm
 from forebay.kernels.moe_combine_triton import choose_kernel, combine_kernel
@@ -21,21 +25,25 @@ from forebay.kernels.moe_products_triton import down_kernel, gate_up_kernel
 from forebay.kernels.shapes import ModelShape
 
 COUNT_BLOCK = 1024
+GROUP_BLOCK = 4096
 COUNTED_HERE_MAX = 4096  # entries up to which every program counts them all itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """One size of tiles, `tokens` + `rest` entries (both 0 or a power of two), and its products' launches: weight rows
-    a program takes at a time, warps, stages of the loads, programs a multiprocessor.
+    """One size of tiles, `tokens` + `rest` entries (both 0 or a power of two, sizes of one call all below 16 or none),
+    and its products' launches: weight rows a program takes at a time, warps, stages of the loads, blocks of 128 columns
+    a step, programs a multiprocessor, registers a thread (None: as many as the compiler likes).
     """
 
     tokens: int
     rest: int = 0
     rows: int = 64
     warps: int = 4
-    stages: int = 4
-    programs: int = 5
+    stages: int = 3
+    blocks: int = 1
+    programs: int = 4
+    registers: int | None = None
 
     @property
     def entries(self) -> int:
@@ -55,46 +63,49 @@ class Tuning:
         return next((sizes for most, sizes in self.sizes if entries <= most), self.sizes[-1][1])
 
 
-_FEW = (Size(tokens=16),)
-_SOME = (Size(tokens=16), Size(tokens=32, stages=3, programs=4))
-_MANY = (
-    Size(tokens=32, rows=128, warps=8, stages=3, programs=2),
-    Size(tokens=64, rows=128, warps=8, stages=3, programs=1),
-    Size(tokens=64, rest=16, rows=128, warps=8, stages=3, programs=1),
-    Size(tokens=64, rest=32, rows=128, warps=8, stages=3, programs=1),
-    Size(tokens=128, rows=128, warps=8, stages=3, programs=1),
-)
-TUNED = Tuning(sizes=((6.0, _FEW), (24.0, _SOME), (float("inf"), _MANY)))
+# Figures of one H200 with Triton 3.6: `bench_moe_variants`.
+_ONE = (Size(tokens=8, warps=2, blocks=4, stages=2, programs=8),)
+_FEW = (Size(tokens=8, blocks=2, programs=6, registers=80),)
+_SEVERAL = (Size(tokens=8, warps=2, blocks=2, programs=8),)
+_SOME = (Size(tokens=16, blocks=2), Size(tokens=32, blocks=2, programs=3))
+_64 = Size(tokens=64, rows=128, warps=8, programs=2, registers=128)
+_MANY = (_64, replace(_64, rest=16), replace(_64, rest=32))
+TUNED = Tuning(sizes=((0.1, _ONE), (2.0, _FEW), (6.0, _SEVERAL), (24.0, _SOME), (float("inf"), _MANY)))
 
 
 def _only(*sizes: Size) -> Tuning:
     return Tuning(sizes=((float("inf"), sizes),))
 
 
+def _each(sizes: tuple[Size, ...], **changes: Any) -> Tuning:
+    return _only(*(replace(size, **changes) for size in sizes))
+
+
 _FEW_TRIED = MappingProxyType(
     {
-        "64 rows, 3 stages, 6 programs": _only(Size(tokens=16, stages=3, programs=6)),
-        "64 rows, 4 stages, 4 programs": _only(Size(tokens=16, programs=4)),
-        "64 rows, 6 stages, 4 programs": _only(Size(tokens=16, stages=6, programs=4)),
-        "128 rows, 4 warps, 3 programs": _only(Size(tokens=16, rows=128, programs=3)),
-        "128 rows, 8 warps, 2 programs": _only(Size(tokens=16, rows=128, warps=8, programs=2)),
-        "256 rows, 8 warps, 1 program": _only(Size(tokens=16, rows=256, warps=8, programs=1)),
+        "16 tokens": _only(_SOME[0]),
+        "16 and 32 tokens": _only(*_SOME),
+        "1 block, 4 stages": _each(_FEW, blocks=1, stages=4),
+        "4 blocks, 2 stages": _each(_FEW, blocks=4, stages=2),
+        "4 stages": _each(_FEW, stages=4),
+        "4 warps": _only(*_FEW),
+        "4 warps, 5 programs": _each(_FEW, programs=5, registers=None),
+        "2 warps": _only(*_SEVERAL),
+        "2 warps, 4 blocks, 2 stages": _only(*_ONE),
+        "32 rows": _each(_FEW, rows=32, warps=2, programs=12),
+        "128 rows": _each(_FEW, rows=128, programs=4, registers=None),
     }
 )
 _MANY_TRIED = MappingProxyType(
     {
-        "128 alone": _only(_MANY[4]),
-        "64 and 128": _only(_MANY[1], _MANY[4]),
-        "64 alone, 2 programs": _only(replace(_MANY[1], programs=2)),
-        "64 rows a program, 4 warps": _only(
-            *(Size(tokens=64, rest=rest, stages=3, programs=2) for rest in (0, 16, 32)),
-        ),
-        "256 rows up to 64": _only(replace(_MANY[1], rows=256), *_MANY[2:]),
-        "4 stages": _only(*(replace(size, stages=4) for size in _MANY)),
-        "2 stages": _only(*(replace(size, stages=2) for size in _MANY)),
+        "4 stages": _each(_MANY, stages=4),
+        "1 program": _each(_MANY, programs=1, registers=None),
+        "256 rows, 8 warps": _each(_MANY, rows=256, programs=1, registers=None),
+        "256 rows, 16 warps": _each(_MANY, rows=256, warps=16, programs=1),
+        "64 and 96": _only(_MANY[0], _MANY[2]),
     }
 )
-VARIANTS = MappingProxyType({1: _FEW_TRIED, 16: _FEW_TRIED, 64: _FEW_TRIED, 4096: _MANY_TRIED})
+VARIANTS = MappingProxyType({1: _FEW_TRIED, 16: _FEW_TRIED, 64: _FEW_TRIED, 256: _FEW_TRIED, 4096: _MANY_TRIED})
 """What `forebay bench kernels` tries beside TUNED, by tokens."""
 
 
@@ -151,7 +162,7 @@ def experts(
     assert z.shape == (tokens, 2 * half)
     found = group(chosen, count, local.first, sizes, tuning)
     h = torch.empty((tokens * k, width), dtype=z.dtype, device=z.device)
-    _gate_up(_arranged(z), w1, w3, found, k, h, shape, sizes)
+    _gate_up(_arranged(z, sizes), w1, w3, found, k, h, shape, sizes)
     y = torch.empty((tokens * k, z.shape[1]), dtype=z.dtype, device=z.device)
     _down(h, w2, found, y, sizes)
     return combine(y, chosen, weights, local.first, count, norm, out, tuning)
@@ -174,18 +185,29 @@ def low(dtype: torch.dtype) -> tl.dtype:
 
 
 def programs(device: torch.device, size: Size, tiles: int, slices: int) -> int:
-    """As many programs as run at once, and not more than there can be work for."""
-    most = tiles * slices
-    if device.type != "cuda":
-        return min(most, 3)
-    return min(most, size.programs * torch.cuda.get_device_properties(device).multi_processor_count)
+    """At most as many programs as run at once; of those as few as need no more rounds, so that all have equal work."""
+    work = tiles * slices
+    most = 3
+    if device.type == "cuda":
+        most = size.programs * torch.cuda.get_device_properties(device).multi_processor_count
+    return -(-work // -(-work // most))
+
+
+def registers(size: Size) -> int | None:
+    """The most that a thread may take: said to the compiler for which it was found; a later one needs more."""
+    return size.registers if triton.__version__.startswith("3.6.") else None
+
+
+def _blocks(size: Size, x: Tensor) -> int:
+    """Blocks of columns a step: as many as the size says, or as divide the columns evenly."""
+    return math.gcd(size.blocks, x.shape[1] // moe_columns.BLOCK)
 
 
 def group(chosen: Tensor, count: int, first: int, sizes: tuple[Size, ...], tuning: Tuning) -> Tiles:
     entries, device = chosen.numel(), chosen.device
     assert chosen.is_contiguous()
     largest = sizes[-1].entries
-    limit = -(-(entries // largest + min(count, entries)) // 4) * 4
+    limit = -(-min(entries, entries // largest + count) // 4) * 4
     order = torch.empty(entries, dtype=torch.int32, device=device)
     tiles = torch.empty((len(sizes), 3, limit), dtype=torch.int32, device=device)
     counts = torch.empty(len(sizes), dtype=torch.int32, device=device)
@@ -195,18 +217,20 @@ def group(chosen: Tensor, count: int, first: int, sizes: tuple[Size, ...], tunin
         count_kernel[(-(-entries // COUNT_BLOCK),)](chosen, held, entries, first, count, BLOCK=COUNT_BLOCK)
     group_kernel[(count,)](
         chosen, held, order, tiles, counts, entries, first, count, limit,
-        SIZES=tuple(size.entries for size in sizes), BINS=_power(count + 1), BLOCK=min(COUNT_BLOCK, _power(entries)),
+        SIZES=tuple(size.entries for size in sizes), BINS=_power(count + 1), BLOCK=min(GROUP_BLOCK, _power(entries)),
         COUNTED=counted, num_warps=tuning.group_warps,
     )  # fmt: skip
     return Tiles(order=order, tiles=tiles, counts=counts)
 
 
-def _arranged(z: Tensor) -> Tensor:
+def _arranged(z: Tensor, sizes: tuple[Size, ...]) -> Tensor:
     """z's rows in the kernels' order of columns."""
     assert z.stride(1) == 1
     assert z.shape[1] % moe_columns.BLOCK == 0
+    (side,) = {mxfp4_triton.side(size.tokens) for size in sizes}  # all sizes share h and so its order
     to = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    arrange_kernel[(z.shape[0], z.shape[1] // 128)](z, to, z.stride(0), K=z.shape[1], num_warps=1)
+    width = z.shape[1]
+    arrange_kernel[(z.shape[0],)](z, to, z.stride(0), K=width, WIDTH=_power(width), SIDE=side, num_warps=8)
     return to
 
 
@@ -216,10 +240,11 @@ def _gate_up(
     for i, size in enumerate(sizes):
         grid = (programs(z.device, size, found.limit, 2 * h.shape[1] // size.rows),)
         gate_up_kernel[grid](
-            z, w1.packed, w1.scale, w3.packed, w3.scale, found.order, found.tiles[i], found.counts[i:], h,
-            shape.situ_beta, shape.situ_linear_beta, found.limit,
+            z, w1.packed.view(torch.int16), w1.scale, w3.packed.view(torch.int16), w3.scale, found.order,
+            found.tiles[i], found.counts[i:], h, shape.situ_beta, shape.situ_linear_beta, found.limit,
             PER_TOKEN=k, K=z.shape[1], N=h.shape[1], SITU=shape.activation == "situ", ROWS=size.rows, M=size.tokens,
-            REST=size.rest, WARPS=size.warps, STAGES=size.stages, LOW=low(z.dtype), num_warps=size.warps,
+            REST=size.rest, WARPS=size.warps, STAGES=size.stages, BLOCKS=_blocks(size, z), LOW=low(z.dtype),
+            num_warps=size.warps, maxnreg=registers(size),
         )  # fmt: skip
 
 
@@ -227,9 +252,10 @@ def _down(h: Tensor, w2: Packed, found: Tiles, y: Tensor, sizes: tuple[Size, ...
     for i, size in enumerate(sizes):
         grid = (programs(h.device, size, found.limit, y.shape[1] // size.rows),)
         down_kernel[grid](
-            h, w2.packed, w2.scale, found.order, found.tiles[i], found.counts[i:], y, found.limit,
+            h, w2.packed.view(torch.int16), w2.scale, found.order, found.tiles[i], found.counts[i:], y, found.limit,
             K=h.shape[1], N=y.shape[1], ROWS=size.rows, M=size.tokens, REST=size.rest, WARPS=size.warps,
-            STAGES=size.stages, LOW=low(h.dtype), num_warps=size.warps,
+            STAGES=size.stages, BLOCKS=_blocks(size, h), LOW=low(h.dtype),
+            num_warps=size.warps, maxnreg=registers(size),
         )  # fmt: skip
 
 

@@ -18,33 +18,31 @@ import triton.language as tl
 
 DOWN = tl.constexpr(32)
 UP = tl.constexpr(2.0**32)
-BYTES = tl.constexpr(64)
+COLUMNS = tl.constexpr(128)
+WORDS = tl.constexpr(32)
 GROUPS = tl.constexpr(4)
 
-# $4: four packed bytes; $5: the multiplier twice, bf16. $0, $1: their low nibbles' weights; $2, $3: their high ones'.
-# Two nibbles 16 bits apart go together; where a shift would need two masks, one multiplication makes both copies.
+# $4: two packed words; $5: the multiplier twice, bf16. $0 .. $3: the weights of their nibbles, lowest first. Nibbles 16
+# bits apart go together; one multiplication makes the copies of which one mask takes the sign, the other three bits.
 UNPACK = tl.constexpr("""
 {
-.reg .b32 q, a, b, c, d, t;
-prmt.b32 q, $4, 0, 0x3120;
-and.b32 a, q, 0x000F000F;
+.reg .b32 a, b, c, d, p;
+shr.u32 p, $4, 8;
+and.b32 a, $4, 0x000F000F;
 mul.lo.u32 a, a, 0x1040;
 and.b32 a, a, 0x81C081C0;
-and.b32 b, q, 0x00F000F0;
+and.b32 b, $4, 0x00F000F0;
 mul.lo.u32 b, b, 0x104;
 and.b32 b, b, 0x81C081C0;
-shr.u32 t, q, 2;
-and.b32 t, t, 0x01C001C0;
-shl.b32 c, q, 4;
-and.b32 c, c, 0x80008000;
-or.b32 c, c, t;
-shr.u32 t, q, 6;
-and.b32 t, t, 0x01C001C0;
-and.b32 d, q, 0x80008000;
-or.b32 d, d, t;
+and.b32 c, p, 0x000F000F;
+mul.lo.u32 c, c, 0x1040;
+and.b32 c, c, 0x81C081C0;
+and.b32 d, p, 0x00F000F0;
+mul.lo.u32 d, d, 0x104;
+and.b32 d, d, 0x81C081C0;
 mul.bf16x2 $0, a, $5;
-mul.bf16x2 $1, c, $5;
-mul.bf16x2 $2, b, $5;
+mul.bf16x2 $1, b, $5;
+mul.bf16x2 $2, c, $5;
 mul.bf16x2 $3, d, $5;
 }
 """)
@@ -57,18 +55,37 @@ def row_order(i, WARPS: tl.constexpr):
     return i // chunk * chunk + i // 8 % 2 * (8 * WARPS) + i // 16 % WARPS * 8 + i % 8
 
 
-@triton.jit
-def in_order(x, ROWS: tl.constexpr, WARPS: tl.constexpr, PAIRS: tl.constexpr):
-    """A loaded tile [ROWS, 4 * 2 PAIRS] in a product's order."""
-    parted = x.reshape([ROWS // (16 * WARPS), 2, WARPS, 8, 4, PAIRS, 2])
-    return parted.permute([0, 2, 1, 3, 5, 4, 6]).reshape([ROWS, 8 * PAIRS])
+# Pairs of columns that a thread of an mma holds side by side: Triton's choice. Another one costs shuffles, no more.
+MMA_SIDE = 2 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else 1
+
+
+@triton.constexpr_function
+def side(tokens):
+    """Pairs of columns side by side in a product of so many tokens: an mma's below 16, one in a wgmma."""
+    return MMA_SIDE if tokens < 16 else 1
 
 
 @triton.jit
-def spread(m, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """A multiplier a row and group [ROWS, 4] at every byte of a tile in a product's order."""
+def column(place, SIDE: tl.constexpr):
+    """`moe_columns.order` of a place."""
+    within = place % COLUMNS
+    word = within % 32
+    pair = word // (8 * SIDE) * SIDE + word % (2 * SIDE) // 2
+    return place - within + word % (8 * SIDE) // (2 * SIDE) * 32 + pair * 8 + word % 2 * 4 + within // 32
+
+
+@triton.jit
+def in_order(x, ROWS: tl.constexpr, WARPS: tl.constexpr, SIDE: tl.constexpr):
+    """A loaded tile [ROWS, 32] in a product's order."""
+    parted = x.reshape([ROWS // (16 * WARPS), 2, WARPS, 8, 4, 4 // SIDE, SIDE, 2])
+    return parted.permute([0, 2, 1, 3, 5, 4, 6, 7]).reshape([ROWS, 32])
+
+
+@triton.jit
+def spread(m, ROWS: tl.constexpr, WARPS: tl.constexpr, SIDE: tl.constexpr):
+    """A multiplier a row and group [ROWS, 4] at every word of a tile in a product's order."""
     parted = m.reshape([ROWS // (16 * WARPS), 2, WARPS, 8, 1, 4, 1]).permute([0, 2, 1, 3, 4, 5, 6])
-    return parted.broadcast_to([ROWS // (16 * WARPS), WARPS, 2, 8, 8, 4, 2]).reshape([ROWS, 64])
+    return parted.broadcast_to([ROWS // (16 * WARPS), WARPS, 2, 8, 4 // SIDE, 4, 2 * SIDE]).reshape([ROWS, 32])
 
 
 @triton.jit
@@ -82,21 +99,24 @@ def _value(code):
 
 
 @triton.jit
-def unpack(packed, scale, ROWS: tl.constexpr, WARPS: tl.constexpr, LOW: tl.constexpr):
-    """Weights times 2^-DOWN [ROWS, 128] in a product's order, from bytes [ROWS, 64] and scale bytes [ROWS, 4]."""
-    w = in_order(packed, ROWS, WARPS, 8)
+def unpack(packed, scale, ROWS: tl.constexpr, WARPS: tl.constexpr, SIDE: tl.constexpr, LOW: tl.constexpr):
+    """Weights times 2^-DOWN [ROWS, 128] in a product's order, from words [ROWS, 32] and scale bytes [ROWS, 4]."""
+    w = in_order(packed, ROWS, WARPS, SIDE)
     if LOW.is_bf16():
         pair = (tl.minimum(scale.to(tl.int32) + (126 - DOWN), 255) << 7) * 0x10001
-        low, high = tl.inline_asm_elementwise(
+        n0, n1, n2, n3 = tl.inline_asm_elementwise(
             UNPACK,
-            "=r,=r,=r,=r,r,r,r,r,r",
-            [w, spread(pair, ROWS, WARPS)],
-            dtype=(tl.bfloat16, tl.bfloat16),
+            "=r,=r,=r,=r,r,r,r",
+            [w, spread(pair, ROWS, WARPS, SIDE)],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
-            pack=4,
+            pack=2,
         )
     else:
-        m = spread(tl.exp2((scale.to(tl.int32) - (127 + DOWN)).to(tl.float32)), ROWS, WARPS)
-        low = _value(w.to(tl.int32) & 15) * m
-        high = _value(w.to(tl.int32) >> 4) * m
-    return tl.join(low, high).permute([0, 2, 1]).reshape([ROWS, 128])
+        m = spread(tl.exp2((scale.to(tl.int32) - (127 + DOWN)).to(tl.float32)), ROWS, WARPS, SIDE)
+        code = w.to(tl.int32)
+        n0 = _value(code & 15) * m
+        n1 = _value((code >> 4) & 15) * m
+        n2 = _value((code >> 8) & 15) * m
+        n3 = _value((code >> 12) & 15) * m
+    return tl.join(tl.join(n0, n1), tl.join(n2, n3)).permute([0, 3, 2, 1]).reshape([ROWS, 128])

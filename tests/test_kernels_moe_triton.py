@@ -37,15 +37,16 @@ def test_kernel_equals_its_twin(interpreted: dict[str, float], case: str) -> Non
 def test_kernel_fits_the_device(compiled: dict[str, dict[str, int]], kernel: str) -> None:
     fits(compiled[kernel])
     if kernel.startswith(("gate-up", "down")):
-        assert compiled[kernel]["HGMMA"] > 0, "the tensor cores take the weights"
+        assert compiled[kernel]["HGMMA"] + compiled[kernel]["HMMA"] > 0, "the tensor cores take the weights"
         assert compiled[kernel]["STS"] < STORES_MAX, "unpacked weights stay in registers"
 
 
-def test_columns_are_each_in_one_place() -> None:
-    order = moe_columns.order(384)
+@pytest.mark.parametrize(("side", "first"), [(1, [0, 4, 32, 36, 64, 68, 96, 100, 8, 12]), (2, [0, 4, 8, 12, 32, 36])])
+def test_columns_are_each_in_one_place(side: int, first: list[int]) -> None:
+    order = moe_columns.order(384, side)
     assert order.sort().values.tolist() == list(range(384))
-    assert (order[:64] % 2 == 0).all()
-    assert order[:10].tolist() == [0, 2, 32, 34, 64, 66, 96, 98, 4, 6]
+    assert (order[:32] % 4 == 0).all()
+    assert order[: len(first)].tolist() == first
 
 
 WORD = 0xFFFFFFFF
@@ -63,18 +64,12 @@ def times(a: Tensor, b: Tensor) -> Tensor:
     return made[:, 0] | made[:, 1] << 16
 
 
-def permuted(a: Tensor, b: int, selector: int) -> Tensor:
-    parts = [a >> 8 * i & 255 for i in range(4)] + [torch.full_like(a, b >> 8 * i & 255) for i in range(4)]
-    return sum((parts[selector >> 4 * i & 7] << 8 * i for i in range(4)), torch.zeros_like(a))
-
-
 OPERATIONS = {
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
     "shl.b32": lambda a, b: a << b & WORD,
     "shr.u32": lambda a, b: a >> b,
     "mul.lo.u32": lambda a, b: a * b & WORD,
-    "prmt.b32": permuted,
     "mul.bf16x2": times,
 }
 
@@ -96,8 +91,8 @@ def test_unpacking_instructions_give_every_code_exactly(byte: int) -> None:
     words = sum(packed[:, i] << 8 * i for i in range(4))
     multiplier = torch.full_like(words, (min(byte + 126 - mxfp4_triton.DOWN.value, 255) << 7) * 0x10001)
     found = followed(mxfp4_triton.UNPACK.value, {"$4": words, "$5": multiplier})
-    low, high = (torch.cat((bf16(found[a]), bf16(found[b])), 1) for a, b in (("$0", "$1"), ("$2", "$3")))
     codes = torch.tensor(mxfp4.CODES, dtype=torch.float64)
     scale = 2.0 ** (byte - 127 - mxfp4_triton.DOWN.value)
-    assert torch.equal(low.double(), codes[packed & 15] * scale)
-    assert torch.equal(high.double(), codes[packed >> 4] * scale)
+    for nibble in range(4):
+        right = codes[torch.stack((words, words >> 16), 1) >> 4 * nibble & 15] * scale
+        assert torch.equal(bf16(found[f"${nibble}"]).double(), right)

@@ -25,6 +25,7 @@ def tuning(*sizes: fast.Size) -> fast.Tuning:
     return fast.Tuning(sizes=((float("inf"), sizes),))
 
 
+EIGHT = tuning(fast.Size(tokens=8))
 SIXTEEN = tuning(fast.Size(tokens=16))
 MIXED = tuning(
     fast.Size(tokens=16, rows=128),
@@ -120,7 +121,8 @@ def counted() -> float:
 
 
 CASES: dict[str, Callable[[], float]] = {
-    "one-token": lambda: experts(uniform(1), SIXTEEN),
+    "one-token": lambda: experts(uniform(1), EIGHT),
+    "eight-a-tile": lambda: experts(uniform(40), EIGHT),
     "uniform": lambda: experts(uniform(40), SIXTEEN),
     "uniform-mixed-sizes": lambda: experts(uniform(40), MIXED),
     "silu": lambda: experts(uniform(10), SIXTEEN, SILU),
