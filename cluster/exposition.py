@@ -60,6 +60,8 @@ def _worker_samples(entry: Entry, labels: Mapping[str, str]) -> Iterator[Sample]
 def _prefill_samples(stats: Any, labels: Mapping[str, str]) -> Iterator[Sample]:
     yield _sample("prefill_tokens_total", labels, stats.computed_tokens)
     yield _sample("handoff_bytes_total", labels, stats.exported_bytes)
+    yield _sample("canary_runs_total", {**labels, "outcome": "passed"}, stats.canary_passed)
+    yield _sample("canary_runs_total", {**labels, "outcome": "failed"}, stats.canary_failed)
 
 
 def _decode_samples(stats: Any, labels: Mapping[str, str]) -> Iterator[Sample]:

@@ -2,7 +2,8 @@
 
               beats                  no beat for 2 s           no beat for 5 s, or no step for 5 s
 (unknown) ------------> live <---------------------> silent ------------------------------> gone
-                         \\____ barred: takes no new job until it beats again (a call to it failed)
+                         \\____ barred: takes no new job until it beats again (a call to it failed), or
+                                    at all (its canary failed)
 """
 
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class Registry:
         entry = self._entries[worker]
         if now - entry.beat_at >= SILENT_S:
             return "silent"
-        if entry.barred_until > now:
+        if not _open(entry, now):
             return "barred"
         return "busy" if entry.beat.pulse.busy else "live"
 
@@ -118,7 +119,9 @@ class Registry:
 
 
 def _open(entry: Entry, now: float) -> bool:
-    return now - entry.beat_at < SILENT_S and entry.barred_until <= now
+    """A worker whose canary failed takes nothing any more: Serve replaces it."""
+    trusted = not entry.beat.pulse.stats.canary_failed
+    return trusted and now - entry.beat_at < SILENT_S and entry.barred_until <= now
 
 
 def _gone(entry: Entry, now: float) -> Literal["silent", "hangs"] | None:

@@ -48,6 +48,8 @@ class Replica:
         stalled_s = self._loop.pulse.stalled_s(time.monotonic())
         if stalled_s > STALL_S:
             raise RuntimeError(f"{self.kind} worker {self.name} made no step for {stalled_s:.1f} s")
+        if self._loop.pulse.stats.canary_failed:
+            raise RuntimeError(f"{self.kind} worker {self.name} resumed from other bytes than it had stored")
 
     async def close(self) -> None:
         self._beating.cancel()

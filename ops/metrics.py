@@ -133,6 +133,9 @@ TABLE: tuple[Metric, ...] = (
     _ingress("decode_tokens_total", "counter", _WORKER, "Tokens that went through decode steps."),
     _ingress("decode_steps_total", "counter", _WORKER, "Decode steps, each over all running sequences."),
     _ingress("handoff_bytes_total", "counter", _WORKER, "Bytes handed from prefill to decode."),
+    _ingress(
+        "canary_runs_total", "counter", f"{_WORKER} outcome", "Resumes that an idle worker compared with a cold run."
+    ),
     _ingress("preemptions_total", "counter", _WORKER, "Sequences stopped since pages ran out."),
     _ingress("workers", "gauge", "cluster kind", "Workers that beat now."),
     _ingress("beats_total", "counter", _WORKER, "Beats received from the worker."),

@@ -182,7 +182,7 @@ class HashModel:
                 page = pages[group.name][i, positions // group.page_tokens]
                 offset = positions % group.page_tokens * width
                 first, last = words[page, offset], words[page, offset + width - 1]
-                rows.append(first + (first ^ last))  # equal words: the first
+                rows.append(first + mix(first ^ last) - mix(0))  # equal words: the first
         for group in self.layout.states:
             for i, layer in enumerate(group.layers):
                 state = words[pages[group.name][i, 0], : group.state_bytes // 8]

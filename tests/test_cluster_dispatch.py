@@ -179,3 +179,13 @@ def test_placements_are_bounded_and_forget_the_oldest() -> None:
         assert all((placement.get(f"s{n}") is not None) == (f"s{n}" in order) for n in range(30))
     placement.put("", "w0")
     assert placement.get("") is None
+
+
+def test_a_worker_whose_canary_failed_takes_no_job_any_more() -> None:
+    registry = Registry()
+    registry.beat(beat_of("sound"), 0.0)
+    registry.beat(beat_of("wrong", canary_failed=1), 0.0)
+    assert set(registry.live("decode", 0.0)) == {"sound"}
+    assert registry.state("wrong", 0.0) == "barred"
+    registry.beat(beat_of("wrong", canary_failed=1), 1.0)
+    assert set(registry.live("decode", 1.0)) == {"sound"}

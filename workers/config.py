@@ -55,6 +55,10 @@ class WorkerConfig:
     ageing_tokens_per_s: float = 2048.0
     """What a second of waiting is worth to a prefill job, in tokens it does not have to compute."""
 
+    canary_s: float = 0.0
+    """How often an idle prefill worker compares a resume from its own tiers with a cold run, bit for bit as exact mode
+    promises. Where they differ it takes no jobs any more and is replaced. 0: never."""
+
     prefetch_bytes: int = 1 << 28
     """How much of the host tier, half of it at most, is filled from the SSD and the pool for prompts that wait for
     their turn. 0: what lies there is read when the turn comes."""
@@ -65,4 +69,5 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         assert self.chunk_tokens % self.block_tokens == 0, "the grid of prefill lies on block ends"
         assert min(self.threads, self.queue_jobs, self.slots, self.chunk_tokens, self.prefetch_prompts) >= 1
+        assert self.canary_s >= 0, "canary_s: must not be less than 0"
         assert self.prefetch_bytes >= 0, "prefetch_bytes: must not be less than 0"

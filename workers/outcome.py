@@ -41,7 +41,8 @@ class Emitted:
 class WorkerStats:
     """Facts for the metrics. `jobs` are live; `slots_used` counts reservations too (0 of 0 in a prefill worker).
 
-    `handoff_bytes` lie in the arena now, `exported_bytes` are all that ever did.
+    `handoff_bytes` lie in the arena now, `exported_bytes` are all that ever did. `canary_passed` and `canary_failed`
+    count resumes that were compared with cold runs; its own run is no job.
     """
 
     jobs: int
@@ -58,4 +59,6 @@ class WorkerStats:
     computed_tokens: int
     generated_tokens: int
     preemptions: int
+    canary_passed: int = 0
+    canary_failed: int = 0
     store: StoreStats

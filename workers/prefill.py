@@ -22,6 +22,7 @@ from forebay.kvstore.memory import make_memory
 from forebay.kvstore.opening import Opening
 from forebay.kvstore.store import Lease, Refusal
 from forebay.kvstore.turn import Stop, Turn
+from forebay.workers.canary import CANARY, HOLDER, Canary
 from forebay.workers.config import WorkerConfig
 from forebay.workers.job import Failure, FailureKind, Holder, Job, TokenChoice
 from forebay.workers.job_check import fault
@@ -50,6 +51,7 @@ class Prompt:
     chain: Chain
     arrival: int
     submitted_s: float
+    reuse: bool = True
     looked_up: int = 0
     at: int = 0
     slow_bytes: int = 0
@@ -80,6 +82,7 @@ class PrefillWorker:
         self._area = HandoffArea(arena, self.memory.pool, model.fingerprint.hex(), self._offer.peer)
         self._prompts: dict[str, Prompt] = {}
         self._kept: dict[str, _Kept] = {}
+        self._canary = Canary(config.canary_s, model.shape.vocab, config.block_tokens)
         self._arrivals = 0
         self._stuck = self._asking = False
         self._totals = dict.fromkeys(("steps", "prompt", "cached", "computed", "exported"), 0)
@@ -94,6 +97,7 @@ class PrefillWorker:
 
     def submit(self, job: Job, holder: Holder, now: float) -> Failure | None:
         """Queue `job`, or say at once why not. It is then live until a `step` returns its outcome, or it is let go."""
+        self._drop(CANARY)
         message = fault(job, self._model.shape.vocab, self._model.shape.context_tokens)
         if message is None and (job.id in self._prompts or job.id in self._kept):
             message = f"id: job {job.id} is here already"
@@ -102,12 +106,7 @@ class PrefillWorker:
         if len(self._prompts) >= self._config.queue_jobs:
             return Failure(job_id=job.id, kind="overloaded", message=f"{len(self._prompts)} prompts wait already")
         self.memory.advance(now)
-        chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt, job.session)
-        self._arrivals += 1
-        self._stuck = False
-        prompt = Prompt(job=job, holder=holder, chain=chain, arrival=self._arrivals, submitted_s=now)
-        self._look_up(prompt)
-        self._prompts[job.id] = prompt
+        self._enter(job, holder, now)
         return None
 
     def step(self, now: float) -> list[Prefilled | Failure]:
@@ -117,6 +116,8 @@ class PrefillWorker:
         self._bring_up()
         self.memory.advance(now)
         self.memory.settle()
+        if not self._prompts and (job := self._canary.next_job(now)) is not None:
+            self._enter(job, HOLDER, now, reuse=self._canary.is_warm)
         prompt, too_large = self._next(now)
         ended += too_large
         self._read_ahead(now)
@@ -161,10 +162,11 @@ class PrefillWorker:
         self.memory.close()
 
     def stats(self) -> WorkerStats:
+        prompts = [prompt for job_id, prompt in self._prompts.items() if job_id != CANARY]
         return WorkerStats(
-            jobs=len(self._prompts),
-            queued_jobs=sum(prompt.lease is None for prompt in self._prompts.values()),
-            queued_tokens=sum(prompt.job.n_prompt - prompt.at for prompt in self._prompts.values()),
+            jobs=len(prompts),
+            queued_jobs=sum(prompt.lease is None for prompt in prompts),
+            queued_tokens=sum(prompt.job.n_prompt - prompt.at for prompt in prompts),
             slots=0,
             slots_used=0,
             handoffs=len(self._kept),
@@ -176,8 +178,18 @@ class PrefillWorker:
             computed_tokens=self._totals["computed"],
             generated_tokens=0,
             preemptions=0,
+            canary_passed=self._canary.passed,
+            canary_failed=self._canary.failed,
             store=self.memory.store.stats(),
         )
+
+    def _enter(self, job: Job, holder: Holder, now: float, *, reuse: bool = True) -> None:
+        chain = self.memory.store.chain(job.ids[: job.n_prompt], job.salt, job.session)
+        self._arrivals += 1
+        self._stuck = False
+        prompt = Prompt(job=job, holder=holder, chain=chain, arrival=self._arrivals, submitted_s=now, reuse=reuse)
+        self._look_up(prompt)
+        self._prompts[job.id] = prompt
 
     def _next(self, now: float) -> tuple[Prompt | None, list[Failure]]:
         """Whose chunk comes next, admitted; and the jobs that turned out never to fit.
@@ -234,7 +246,11 @@ class PrefillWorker:
         """Pin the hit, lease pages for the whole prompt, restore. All of it at once: admitted prompts can finish."""
         n_prompt = prompt.job.n_prompt
         prompt.opening = self.memory.begin(
-            prompt.holder, prompt.chain, n_prompt=n_prompt, capacity_tokens=n_prompt, turn=_turn(prompt.job, now)
+            prompt.holder,
+            prompt.chain if prompt.reuse else None,
+            n_prompt=n_prompt,
+            capacity_tokens=n_prompt,
+            turn=_turn(prompt.job, now),
         )
         return self._restore(prompt)
 
@@ -315,12 +331,21 @@ class PrefillWorker:
         ended: list[Prefilled | Failure] = []
         for prompt in [prompt for prompt in self._prompts.values() if prompt.logits is not None]:
             assert prompt.lease is not None
+            if prompt.job.id == CANARY:
+                self._judge(prompt, now)
+                continue
             handoff = self._area.export(prompt.lease, prompt.job.n_prompt)
             if isinstance(handoff, Handoff):
                 ended.append(self._finish(prompt, handoff, now))
             elif handoff.kind == "too_large":
                 ended.append(self._fail(prompt, "invalid", "n_prompt: its handoff exceeds the worker's arena"))
         return ended
+
+    def _judge(self, prompt: Prompt, now: float) -> None:
+        assert prompt.lease is not None
+        assert prompt.logits is not None
+        self._canary.answered(prompt.logits, prompt.lease.hit, now)
+        self._drop(CANARY)
 
     def _finish(self, prompt: Prompt, handoff: Handoff, now: float) -> Prefilled:
         job, lease = prompt.job, prompt.lease
