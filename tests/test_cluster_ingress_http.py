@@ -15,6 +15,7 @@ from plain_workers import PlainDecode, PlainPrefill, expected
 from forebay.cluster import ingress_http
 from forebay.cluster.convert import to_job
 from forebay.cluster.exposition import samples
+from forebay.cluster.messages import Begun
 from forebay.ops.metrics import TABLE
 from forebay.router.wire import Failed, Finished, JobRequest, decode_frame, encode
 
@@ -134,10 +135,21 @@ async def test_metrics_are_of_the_table_and_count_what_was_done() -> None:
         await asyncio.gather(*(cluster.run(request) for request in requests))
         ingress = cluster.ingress
         assert ingress is not None
+        begun = Begun(
+            job_id="x", cached_tokens=60, computed_tokens=40, miss="evicted", tier_tokens={"host": 20, "ssd": 40}
+        )
+        ingress.counts.looked_up("agent", 100, begun)
         await asyncio.sleep(0.6)  # two beats
         found = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples(ingress)}
         assert found["forebay_lookup_tokens_total", ("class", "batch"), ("cluster", "c1")] == 27
+        agent = ("class", "agent"), ("cluster", "c1")
+        assert found["forebay_hit_tokens_total", *agent, ("tier", "ssd")] == 40
+        assert found["forebay_hit_tokens_total", *agent, ("tier", "dram")] == 20
+        assert found["forebay_misses_total", *agent, ("reason", "evicted")] == 1
         worker = ("worker", cluster.name("decode"))
+        store = ("cluster", "c1"), ("kind", "decode")
+        assert found["forebay_restore_seconds_total", *store, ("tier", "ssd"), worker] == 0.5
+        assert found["forebay_prefetched_bytes_total", *store, ("tier", "pool"), worker] == 7
         ended = ("forebay_jobs_total", ("cluster", "c1"), ("kind", "decode"), ("outcome", "length"), worker)
         assert found[ended] == 3
         assert found["forebay_workers", ("cluster", "c1"), ("kind", "prefill")] == 1
