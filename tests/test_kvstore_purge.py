@@ -127,6 +127,26 @@ def checked(memory: Memory) -> None:
     assert (found(memory, [9] * 37), found(memory, prompt(1, 1), "acme")) == (36, 48)
 
 
+@pytest.mark.parametrize("host", [False, True])
+def test_what_was_one_sessions_is_known_to_be_shared_below_too(tmp_path: Path, host: bool) -> None:
+    """It was written down when one session alone had used it, and used by others from the device since."""
+    with worker(tmp_path) as memory:
+        filled(memory)
+        if host:
+            assert memory.host is not None
+            memory.host.directory.purge(mark_of("first"), None)
+            memory.settle()
+            assert memory.store._tiers.host.checkpoints.keys() >= set(memory.store.chain(SHARED).keys[-1:])
+    purge_log(tmp_path / "ssd" / "slot-00", session=mark_of("first"))
+    with worker(tmp_path, host_bytes=0) as memory:
+        checked_shared(memory)
+
+
+def checked_shared(memory: Memory) -> None:
+    assert [found(memory, prompt(session, 1)) for session in (1, 2)] == [48, 48]
+    assert found(memory, [*SHARED, 1]) == 24
+
+
 def test_a_tenants_goes_whole(tmp_path: Path) -> None:
     with worker(tmp_path) as memory:
         filled(memory)
