@@ -119,8 +119,10 @@ class PoolTraffic:
         return self._asker.submit(find, self._layout, keys, self._exist)
 
     def ask_for(self, names: Sequence[str]) -> "Future[list[str]]":
-        """Which of these are not there any more; [] where it cannot be asked."""
-        return self._asker.submit(self._missing, list(names))
+        """Which of these are not there any more; [] where it cannot be asked. What is on its way is not missing."""
+        with self._changed:
+            sent = [name for name in names if name not in self._waiting]
+        return self._asker.submit(self._missing, sent)
 
     def take_absent(self) -> list[str] | None:
         with self._changed:
@@ -221,6 +223,8 @@ class PoolTraffic:
         return there
 
     def _missing(self, names: list[str]) -> list[str]:
+        if not names:
+            return []
         client = self._client
         there = client.exist(names) if client is not None else None
         if there is None:

@@ -2,13 +2,14 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
-from fake_pool import Objects, pool_of
+from fake_pool import FakeClient, Objects, pool_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,10 @@ from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.lookup import STATES
 from forebay.kvstore.memory import Memory, make_memory
 from forebay.kvstore.moves import Label
+from forebay.kvstore.pool_client import Trouble
 from forebay.kvstore.pool_object import PoolObject, largest_bytes, object_of
 from forebay.kvstore.pool_room import Room
+from forebay.kvstore.pool_traffic import PoolTraffic
 from forebay.kvstore.ssd import model_mark
 from tests.kvstore_twin import BLOCK, serve, tiny_layout
 
@@ -215,3 +218,39 @@ def test_what_is_lent_comes_back_when_it_is_dropped() -> None:
     third.give_back()
     second.give_back()
     assert room.taken_bytes == 0
+
+
+class _HeldUp(FakeClient):
+    """What is put arrives once `open` is set."""
+
+    def __init__(self, objects: Objects) -> None:
+        super().__init__(objects)
+        self.open = Event()
+
+    def put(self, names: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]) -> list[Trouble | None]:
+        assert self.open.wait(10)
+        return super().put(names, addresses, sizes)
+
+
+def test_what_is_on_its_way_to_the_pool_is_not_missing_there(tmp_path: Path) -> None:
+    objects, unit = Objects(), units()[0]
+    client = _HeldUp(objects)
+    config = StoreConfig(
+        device_bytes=LAYOUT.page_bytes,
+        run_dir=str(tmp_path),
+        pool="mooncake://127.0.0.1:1",
+        pool_queue_bytes=1 << 16,
+    )
+    traffic = PoolTraffic(lambda: client, LAYOUT, MARK, config)
+    try:
+        assert traffic.wait_joined(10)
+        assert traffic.put(unit, lambda: np.zeros((unit.rows, unit.row_bytes), dtype=np.uint8))
+        assert traffic.ask_for([unit.name]).result(10) == []
+        client.open.set()
+        assert traffic.flush(10)
+        assert traffic.ask_for([unit.name]).result(10) == []
+        objects.restart()
+        assert traffic.ask_for([unit.name]).result(10) == [unit.name]
+    finally:
+        client.open.set()
+        traffic.close()
