@@ -146,7 +146,7 @@ class Directory:
             pass
 
     def discard(self, entry: int, serial: int) -> None:
-        """Its bytes are wrong."""
+        """Its bytes are wrong, or of no use without others."""
         with self._critical() as entered:
             if entered and self.table.state[entry] == READY and self.table.serial[entry] == serial:
                 self.entries.doom(entry)

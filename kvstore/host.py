@@ -65,7 +65,6 @@ class HostPool:
         self._seen = 0
         self._lost: list[int] = []
         self._found: list[Stored] = []
-        self._wrong: list[tuple[int, int]] = []
 
     @contextmanager
     def reading(self, moves: Sequence[Move]) -> Iterator[None]:
@@ -158,15 +157,13 @@ class HostPool:
 
     def share(self, pages: Sequence[int]) -> None:
         """Several sessions use what these pages stand for."""
-        entries = {(int(self._entry[page]), int(self._serial[page])) for page in pages if self._entry[page] >= 0}
-        if entries:
-            self.directory.share(sorted(entries))
+        if entries := self._noted(pages):
+            self.directory.share(entries)
 
-    def discard_wrong(self) -> None:
-        """What was found to have wrong bytes is not to be found by anybody."""
-        for entry, serial in self._wrong:
+    def erase(self, pages: Sequence[int]) -> None:
+        """What these pages stand for is not to be found by anybody."""
+        for entry, serial in self._noted(pages):
             self.directory.discard(entry, serial)
-        self._wrong.clear()
 
     def granule(self, page: int) -> Bytes:
         """The bytes that a page of this tier stands for."""
@@ -239,10 +236,7 @@ class HostPool:
         source = self._granule(page)
         if source is None or n_bytes > len(source):
             return False
-        if device.bring(target, source, n_bytes) == self._sum(page):
-            return True
-        self._wrong.append((int(self._entry[page]), int(self._serial[page])))
-        return False
+        return device.bring(target, source, n_bytes) == self._sum(page)
 
     def _granule(self, page: int) -> Bytes | None:
         """What was stored there, if it was there when reading began."""
@@ -257,6 +251,10 @@ class HostPool:
     def _note(self, pages: Pages, stored: Stored) -> None:
         self._entry[pages], self._serial[pages] = stored.entry, stored.serial
         self._row[pages] = np.arange(len(pages))
+
+    def _noted(self, pages: Sequence[int]) -> list[tuple[int, int]]:
+        """The entries, with their serials, that these pages stand for."""
+        return sorted({(int(self._entry[page]), int(self._serial[page])) for page in pages if self._entry[page] >= 0})
 
     def _is_ours(self, unit: Unit) -> bool:
         """Of this model and rank, and of a shape that its layout gives it."""

@@ -220,8 +220,7 @@ class Memory:
         """What is gone is lost first: that is no damage."""
         self.settle()
         self.store.drop_corrupt(tier, pages)
-        if self.host is not None:
-            self.host.discard_wrong()
+        self._change_below()
 
     def lose(self, tier: Tier, pages: list[int]) -> None:
         self._lost[tier] += pages
@@ -250,14 +249,13 @@ class Memory:
 
     def _change_below(self) -> None:
         """Let lower tiers know what is to go from them for good, and what several sessions use."""
-        shared, gone = self.store.take_shared("host"), self.store.take_gone_for_good()
-        if self.host is not None and shared:
-            self.host.share(shared)
-        shared = self.store.take_shared("ssd")
-        if self.ssd is not None and shared:
-            self.ssd.share(shared)
-        if self.ssd is not None and gone:
-            self.ssd.erase(gone)
+        for view in (self.host, self.ssd):
+            if view is None:
+                continue
+            if shared := self.store.take_shared(view.tier):
+                view.share(shared)
+            if gone := self.store.take_gone_for_good(view.tier):
+                view.erase(gone)
 
     def fail_ssd(self, why: str) -> None:
         """Serve on without it."""

@@ -103,9 +103,9 @@ class Store:
         self._chains.forget(*marks)
         return self._tiers.purge(*marks)
 
-    def take_gone_for_good(self) -> list[int]:
-        """Pages of the SSD whose bytes are not to be there after a restart, since the last call."""
-        gone, self._tiers.gone_for_good = self._tiers.gone_for_good, []
+    def take_gone_for_good(self, tier: Tier) -> list[int]:
+        """Pages there whose bytes nobody is to find again, since the last call."""
+        gone, self._tiers.gone_for_good[tier] = self._tiers.gone_for_good[tier], []
         return gone
 
     def take_shared(self, tier: Tier) -> list[int]:

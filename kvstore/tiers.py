@@ -27,8 +27,12 @@ SPARE_SHARE = 64
 """Ranking all units takes milliseconds: an eviction frees this part of the tier beyond what was asked for."""
 
 
-FOR_GOOD: tuple[EvictionCause, ...] = ("quota", "expired")
-"""What goes from the SSD for these causes is not to be there after a restart."""
+FOR_GOOD: dict[Tier, tuple[EvictionCause, ...]] = {
+    "host": ("corrupt", "sibling_missing"),
+    "ssd": ("quota", "expired"),
+}
+"""What goes for these causes is not to come back: from the host for another worker, or on its way to the SSD; from the
+SSD after a restart."""
 
 
 class Tiers:
@@ -49,8 +53,8 @@ class Tiers:
         self.limits = ClassLimits(config.classes, layout.page_bytes)
         self.tick = 0
         self.totals = Totals()
-        self.gone_for_good: list[int] = []
-        """Pages of the SSD whose records are to be erased, until who holds the bytes takes them."""
+        self.gone_for_good: dict[Tier, list[int]] = {tier: [] for tier in FOR_GOOD}
+        """Pages whose bytes are to be erased, until who holds them takes these."""
 
         self.sharing = Sharing(self.order)
         self._ssd_is_on = config.ssd_path is not None
@@ -267,8 +271,8 @@ class Tiers:
     def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
         """End a unit at once; remember the keys that are now nowhere."""
         keys = keys_of(unit)
-        if tier is self.ssd and cause in FOR_GOOD:
-            self.gone_for_good += unit.pages.tolist()
+        if cause in FOR_GOOD.get(tier.tier, ()):
+            self.gone_for_good[tier.tier] += unit.pages.tolist()
         self.totals.evicted_pages[tier.tier, cause] += len(unit.pages)
         tier.forget(unit)
         if isinstance(unit, Span):

@@ -122,6 +122,25 @@ def test_a_wrong_state_takes_its_siblings_along(memory: Memory) -> None:
     assert memory.store.stats().evicted_pages["host", "corrupt"] == 4
 
 
+def test_a_checkpoint_that_lost_a_part_is_found_by_no_worker_and_on_no_disk(tmp_path: Path) -> None:
+    """Its other parts still lie in the arena that workers share, and would go to the SSD with the next eviction."""
+    on_disk = replace(config(tmp_path), ssd_path=str(tmp_path / "ssd"), ssd_bytes=1 << 22)
+    memory, other = make_memory(LAYOUT, on_disk, "twin"), make_memory(LAYOUT, config(tmp_path), "twin")
+    ids = pushed_out(memory, "host")
+    chain = memory.store.chain(ids)
+    assert other.lookup(other.store.chain(ids), 30).tokens == 28
+    memory.store.drop_checkpoint(chain.keys[6])
+    memory.settle()
+    found = other.lookup(other.store.chain(ids), 30)
+    assert (found.tokens, found.run_tokens, found.miss) == (0, 28, "evicted")
+    for first in range(1, 9):
+        serve(memory, [first] * 40)
+    found = memory.lookup(chain, 30)
+    assert (found.tokens, found.run_tokens, found.miss) == (0, 28, "sibling_missing"), "the rows are on the SSD"
+    other.close()
+    memory.close()
+
+
 def test_wrong_rows_cut_the_hit_and_spare_the_rest(memory: Memory) -> None:
     ids = pushed_out(memory, "host")
     chain = memory.store.chain(ids)
