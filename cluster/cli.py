@@ -320,7 +320,7 @@ def _add_bench(verbs: Any) -> None:
 def _add_bench_kernels(bench: Any) -> None:
     from forebay.kernels.bench import add_arguments
 
-    add_arguments(_add(bench, "kernels", _bench_kernels, "KDA kernels on this GPU, beside public ones and the floor."))
+    add_arguments(_add(bench, "kernels", _bench_kernels, "The kernels on this GPU, beside public ones and the floor."))
 
     store = _add(bench, "store", _bench_store, "The store's tiers beside plain memory and plain files, as ratios.")
     store.add_argument("--folder", type=Path, metavar="DIR", help="on the disk to measure (default: the temp folder)")
