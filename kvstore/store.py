@@ -105,8 +105,7 @@ class Store:
 
     def take_gone_for_good(self, tier: Tier) -> list[int]:
         """Pages there whose bytes nobody is to find again, since the last call."""
-        gone, self._tiers.gone_for_good[tier] = self._tiers.gone_for_good[tier], []
-        return gone
+        return self._tiers.gone_for_good.take(tier)
 
     def take_shared(self, tier: Tier) -> list[int]:
         """Pages there that one session alone had used, and others do now, since the last call."""

@@ -13,6 +13,7 @@ import numpy as np
 from forebay.kvstore.class_limits import ClassLimits
 from forebay.kvstore.config import StoreConfig
 from forebay.kvstore.eviction import Valuation, least
+from forebay.kvstore.for_good import GoneForGood
 from forebay.kvstore.history import History
 from forebay.kvstore.index import Checkpoint, Span, TierIndex, Unit, keys_of
 from forebay.kvstore.layout import Layout
@@ -25,14 +26,6 @@ from forebay.kvstore.totals import EvictionCause, Totals
 
 SPARE_SHARE = 64
 """Ranking all units takes milliseconds: an eviction frees this part of the tier beyond what was asked for."""
-
-
-FOR_GOOD: dict[Tier, tuple[EvictionCause, ...]] = {
-    "host": ("corrupt", "sibling_missing"),
-    "ssd": ("quota", "expired"),
-}
-"""What goes for these causes is not to come back: from the host for another worker, or on its way to the SSD; from the
-SSD after a restart."""
 
 
 class Tiers:
@@ -53,9 +46,7 @@ class Tiers:
         self.limits = ClassLimits(config.classes, layout.page_bytes)
         self.tick = 0
         self.totals = Totals()
-        self.gone_for_good: dict[Tier, list[int]] = {tier: [] for tier in FOR_GOOD}
-        """Pages whose bytes are to be erased, until who holds them takes these."""
-
+        self.gone_for_good = GoneForGood()
         self.sharing = Sharing(self.order)
         self._ssd_is_on = config.ssd_path is not None
         self._by_name = {tier.tier: tier for tier in self.order}
@@ -271,8 +262,7 @@ class Tiers:
     def drop(self, tier: TierIndex, unit: Unit, why: MissReason, cause: EvictionCause) -> None:
         """End a unit at once; remember the keys that are now nowhere."""
         keys = keys_of(unit)
-        if cause in FOR_GOOD.get(tier.tier, ()):
-            self.gone_for_good[tier.tier] += unit.pages.tolist()
+        self.gone_for_good.note(tier.tier, cause, unit.pages)
         self.totals.evicted_pages[tier.tier, cause] += len(unit.pages)
         tier.forget(unit)
         if isinstance(unit, Span):
