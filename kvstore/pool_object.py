@@ -11,7 +11,7 @@ The name says what the bytes must be, so that two who have the same thing store 
 the names. The header says it again, with the checksum: what is read is believed only where both agree.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from forebay.kvstore.checksum import checksum, copy_checked
 from forebay.kvstore.layout import Layout
 from forebay.kvstore.lookup import STATES
-from forebay.kvstore.moves import Label
+from forebay.kvstore.moves import NOBODY, Label
 from forebay.kvstore.record import NoRecord, Record, pack, unpack
 
 Bytes = npt.NDArray[np.uint8]
@@ -73,8 +73,9 @@ class PoolObject:
         return same and sizes == wanted and checksum(self.data_of(image)) == record.checksum
 
     def _record(self, of_data: int) -> Record:
+        """Whose it was is not in it: who reads it knows the prompt only, and from that the header's length."""
         return Record(
-            label=self.label,
+            label=replace(self.label, origin=NOBODY),
             fingerprint=self.mark,
             part=0,
             parts=1,
