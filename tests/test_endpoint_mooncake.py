@@ -62,9 +62,9 @@ def cached(streams: list[Stream]) -> list[int]:
 
 
 def pool_hits(endpoint: Endpoint, cluster: str) -> float:
-    """Tokens. What a prompt's wait was used to bring up is hit in the host: nothing else here comes to lie there."""
+    """Tokens. What a prompt's wait was used to bring up is hit in DRAM: nothing else here comes to lie there."""
     found = [(name, value) for name, value in endpoint.metrics(cluster).items() if "hit_tokens_total" in name]
-    return sum(value for name, value in found if 'tier="pool"' in name or 'tier="host"' in name)
+    return sum(value for name, value in found if 'tier="pool"' in name or 'tier="dram"' in name)
 
 
 def test_what_one_cluster_computed_the_other_finds(pooled: Endpoint) -> None:
